@@ -1,0 +1,122 @@
+"""The protocol of kernel kinds, and the frozen values that pass between search, store, dispatch and kernels."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..chain import Chain
+from .layout import Layout
+from .lower import Lowered
+
+Knobs = Mapping[str, int | str]
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One choice of a schedule. Integer knobs that are `log2` step by doubling. `when` names the knob values under
+    which this one exists at all (num_stages only under form=looped)."""
+
+    name: str
+    values: tuple[int | str, ...]
+    when: tuple[tuple[str, int | str], ...] = ()
+
+    @property
+    def log2(self) -> bool:
+        """Whether the values are consecutive powers of two, to be searched by exponent."""
+        v = [x for x in self.values if isinstance(x, int)]
+        return len(v) == len(self.values) > 1 and all(x > 0 and y == 2 * x for x, y in zip(v, v[1:]))
+
+    def active(self, knobs: Knobs) -> bool:
+        """Whether the knob exists beside these choices."""
+        return all(knobs.get(n) == v for n, v in self.when)
+
+
+@dataclass(frozen=True)
+class Space:
+    """The knobs of a segment's kernel at one workload, and a free check: a reason why a choice is not legal, or None."""
+
+    kind: str
+    version: int
+    knobs: tuple[Knob, ...]
+    check: Callable[[Knobs], str | None] = field(compare=False, default=lambda _: None)
+
+    def reduce(self, knobs: Knobs) -> dict[str, int | str]:
+        """Only the knobs that exist beside each other, in the space's order."""
+        made: dict[str, int | str] = {}
+        for k in self.knobs:
+            if k.active(made):
+                made[k.name] = knobs[k.name]
+        return made
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a kernel kind must know of a device."""
+
+    target: str
+    arch: str
+    threads: int = 1
+    sm_count: int = 1
+    shared_bytes: int = 48 * 1024
+    warp: int = 32
+
+
+@dataclass(frozen=True)
+class Source:
+    """Generated source of one kernel: text, entry point, scalar arguments, launch shape, and which inputs it reads.
+
+    grid: ("rows", rows a program, column blocks), ("flat", block) or ("threads",)
+    """
+
+    target: str
+    text: str
+    entry: str
+    args: tuple[tuple[object, ...], ...]
+    grid: tuple[object, ...]
+    inputs: tuple[int, ...]
+    num_warps: int = 4
+    num_stages: int = 1
+    threads: int = 1
+
+    @property
+    def hash(self) -> str:
+        """32 hex digits that name the compiled kernel: source, and what the compiler is told beside it."""
+        told = repr((self.target, self.text, self.entry, self.num_warps, self.num_stages))
+        return hashlib.sha256(told.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One segment to make a kernel for: its lowering, the layout of its operands, its row count and the device."""
+
+    chain: Chain
+    low: Lowered
+    layout: Layout
+    rows: int
+    limits: Limits
+
+
+class Kind(Protocol):
+    """A kernel kind: it says which segments it makes, with which knobs, a good first schedule, and the source."""
+
+    name: str
+    version: int
+
+    def match(self, task: Task) -> bool:
+        """Whether this kind makes the segment."""
+        ...
+
+    def space(self, task: Task) -> Space:
+        """The knobs worth searching at this workload."""
+        ...
+
+    def seed(self, task: Task) -> dict[str, int | str]:
+        """A good schedule without any search."""
+        ...
+
+    def emit(self, task: Task, knobs: Knobs) -> Source:
+        """The kernel's source. Raises Infeasible for a schedule that is not legal here."""
+        ...

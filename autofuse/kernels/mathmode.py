@@ -1,0 +1,179 @@
+"""Math modes: what the transcendental expressions become before a dialect prints them.
+
+"exact" keeps eager's accuracy with only what every dialect has (so that the interpreter runs it too): exp, log, sqrt,
+sin, cos, erf, division rounded to nearest. "fast" uses forms with fewer or approximate instructions; the accuracy check
+decides whether they may win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import UnsupportedOp
+from .expr import FLOATS, Access, Builder, Expr, Idx, walk
+
+MODES = ("exact", "fast")
+
+
+class Legal:
+    """Rewrites expressions bottom-up into what dialects print."""
+
+    def __init__(self, b: Builder, mode: str) -> None:
+        self.b, self.fast = b, mode == "fast"
+        self._done: dict[int, Expr] = {}
+
+    def __call__(self, root: Expr) -> Expr:
+        for e in walk([root]):
+            if e.number not in self._done:
+                self._done[e.number] = self._rewrite(e)
+        return self._done[root.number]
+
+    def _idx(self, i: Idx) -> Idx:
+        return i if i.value is None else Idx(i.terms, i.const, self._done[i.value.number])
+
+    def _rewrite(self, e: Expr) -> Expr:
+        b = self.b
+        args = tuple(self._done[a.number] for a in e.args)
+        if e.op == "load":
+            access = Access(e.attr.operand, tuple(self._idx(i) for i in e.attr.index))
+            return b.make("load", args, access, e.dtype, e.axes)
+        if e.op == "index":
+            return b.make("index", args, self._idx(e.attr), e.dtype, e.axes)
+        rule = getattr(self, "_" + e.op, None)
+        if rule is not None and e.dtype in FLOATS:
+            made = rule(e, *args)
+            if made is not None:
+                assert isinstance(made, Expr)
+                return made
+        if e.op in ("const", "reduce", "cast", "round", "bits", "unbits"):
+            return b.make(e.op, args, e.attr, e.dtype, e.axes)
+        return b(e.op, *args)
+
+    def _c(self, value: float, like: Expr) -> Expr:
+        return self.b.const(value, like.dtype)
+
+    def _sum(self, *terms: Expr) -> Expr:
+        total = terms[0]
+        for t in terms[1:]:
+            total = self.b("add", total, t)
+        return total
+
+    # ---- rules: None keeps the operation as it is
+
+    def _sigmoid(self, e: Expr, x: Expr) -> Expr:
+        b = self.b
+        return b("div", self._c(1, x), b("add", self._c(1, x), b("exp", b("neg", x))))
+
+    def _mul(self, e: Expr, x: Expr, y: Expr) -> Expr | None:
+        b = self.b
+        for one, other in ((x, y), (y, x)):  # x * (1 / d) is one division where both vary alike
+            if other.op == "div" and b.number(other.args[0]) == 1 and other.args[1].axes == one.axes and one is not other:
+                return b("div", one, other.args[1])
+        return None
+
+    def _div(self, e: Expr, x: Expr, y: Expr) -> Expr | None:
+        b = self.b
+        if self.fast and y.axes < x.axes and b.number(x) is None:
+            return b("mul", x, b("div", self._c(1, y), y))  # one reciprocal a row, or of a constant
+        return None
+
+    def _exp_of_softplus(self, x: Expr) -> Expr | None:
+        """v where x is softplus(v) = log1p(exp(v)), in the forms that PyTorch's and a user's code take."""
+        b = self.b
+        if x.op == "where" and x.args[0].op == "lt" and b.number(x.args[0].args[0]) == 20:
+            v = x.args[1]
+            if x.args[0].args[1] is v and self._softplus_tail(x.args[2]) is v:
+                return v
+        return self._softplus_tail(x)
+
+    def _softplus_tail(self, x: Expr) -> Expr | None:
+        if x.op == "log1p" and x.args[0].op == "exp":
+            return x.args[0].args[0]
+        return None
+
+    def _tanh(self, e: Expr, x: Expr) -> Expr:
+        b = self.b
+        inner = self._exp_of_softplus(_ordered(b, e.args[0]))
+        if inner is not None:
+            # tanh(log(1 + n)) = n (n + 2) / (n (n + 2) + 2) with n = exp(v): all terms positive, one exp
+            v = self._done[inner.number]
+            n = b("exp", b("min", v, self._c(30, v)))
+            t = b("mul", n, b("add", n, self._c(2, v)))
+            return b("div", t, b("add", t, self._c(2, v)))
+        two = self._c(2, x)
+        if self.fast:
+            return b("sub", self._c(1, x), b("div", two, b("add", b("exp", b("mul", two, x)), self._c(1, x))))
+        a = b("abs", x)
+        if x.dtype == "float64":
+            t = self._expm1(e, b("mul", two, b("min", a, self._c(30, x))))
+            big = b("div", t, b("add", t, two))
+        else:
+            big = b("sub", self._c(1, x), b("div", two, b("add", b("exp", b("mul", two, b("min", a, self._c(30, x)))), self._c(1, x))))
+        big = b("where", b("isnan", x), x, b("where", b("lt", x, self._c(0, x)), b("neg", big), big))
+        if x.dtype == "float64":
+            return b("where", b("lt", a, self._c(1e-9, x)), x, big)
+        # Cephes tanhf (Moshier), |x| < 0.625: x + x^3 P(x^2)
+        z = b("mul", x, x)
+        p = self._poly(z, (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1))
+        small = b("add", x, b("mul", b("mul", x, z), p))
+        return b("where", b("lt", a, self._c(0.625, x)), small, big)
+
+    def _poly(self, z: Expr, coefficients: Sequence[float]) -> Expr:
+        """Horner, highest power first."""
+        p = self._c(coefficients[0], z)
+        for c in coefficients[1:]:
+            p = self.b("add", self.b("mul", p, z), self._c(c, z))
+        return p
+
+    def _expm1(self, e: Expr, x: Expr) -> Expr:
+        b = self.b
+        one = self._c(1, x)
+        u = b("exp", x)
+        if self.fast:
+            return b("sub", u, one)
+        # Kahan's form: (u - 1) x / log(u) cancels u's rounding error
+        um1 = b("sub", u, one)
+        core = b("div", b("mul", um1, x), b("log", u))
+        core = b("where", b("eq", um1, self._c(-1, x)), um1, core)
+        core = b("where", b("eq", u, one), x, core)
+        return b("where", b("lt", self._c(60, x), x), u, core)
+
+    def _log1p(self, e: Expr, x: Expr) -> Expr:
+        b = self.b
+        one = self._c(1, x)
+        u = b("add", one, x)
+        if self.fast:
+            return b("log", u)
+        core = b("div", b("mul", b("log", u), x), b("sub", u, one))
+        core = b("where", b("eq", u, one), x, core)
+        return b("where", b("eq", u, self._c(float("inf"), x)), u, core)
+
+    def _pow(self, e: Expr, x: Expr, y: Expr) -> Expr:
+        b = self.b
+        x64, y64 = b.cast(x, "float64"), b.cast(y, "float64")
+        zero, one = self._c(0, x64), self._c(1, x64)
+        r = b("exp", b("mul", y64, b("log", b("abs", x64))))
+        whole = b("eq", b("floor", y64), y64)
+        half = b("mul", y64, self._c(0.5, y64))
+        odd = b("ne", b("floor", half), half)
+        nan = self._c(float("nan"), x64)
+        negative = b("where", whole, b("where", odd, b("neg", r), r), nan)
+        huge = b("eq", b("abs", x64), self._c(float("inf"), x64))
+        negative = b("where", b("and", huge, b("not", whole)), r, negative)
+        r = b("where", b("lt", x64, zero), negative, r)
+        r = b("where", b("eq", y64, zero), one, b("where", b("eq", x64, one), one, r))
+        return b.cast(r, x.dtype)
+
+
+def _ordered(b: Builder, e: Expr) -> Expr:
+    """`v > 20` and `20 < v` are one spelling, so that softplus is seen in both."""
+    if e.op == "where" and e.args[0].op == "gt":
+        c = e.args[0]
+        return b("where", b("lt", c.args[1], c.args[0]), e.args[1], e.args[2])
+    return e
+
+
+def check_integers(e: Expr) -> None:
+    """Raise UnsupportedOp for an operation that has no integer form."""
+    if e.op in ("pow", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "tanh", "sigmoid", "erf") and e.dtype not in FLOATS:
+        raise UnsupportedOp(f"{e.op} of integers is not lowered: cast to a float first")

@@ -1,0 +1,81 @@
+"""Pointwise kernels: every element by itself, flat where all operands are one run of memory, else in tiles."""
+
+from __future__ import annotations
+
+from math import prod
+
+from ..errors import Infeasible
+from .base import Knob, Knobs, Source, Space, Task
+from .tile import MAX_TILE, Tiles, next_power
+
+
+class Pointwise:
+    """Programs take blocks of elements (flat), or blocks of rows x columns (tile)."""
+
+    name = "pointwise"
+    version = 1
+
+    def match(self, task: Task) -> bool:
+        """A segment without reductions whose outputs have one width."""
+        return not task.low.reduces and len(task.low.spaces) <= 1
+
+    def _cols(self, task: Task) -> int:
+        return prod(int(task.low.extents[a]) for s in task.low.spaces for a in s)
+
+    def _flat(self, task: Task) -> bool:
+        return task.layout.flat and len(task.low.spaces) == 1 and len(task.low.spaces[0]) == 1
+
+    def space(self, task: Task) -> Space:
+        if task.limits.target == "cpu":
+            from .nest import cpu_space
+
+            return cpu_space(self.name, self.version, task)
+        cols = next_power(self._cols(task))
+        flat = self._flat(task)
+        knobs = (
+            Knob("form", ("flat", "tile") if flat else ("tile",)),
+            Knob("block", (256, 512, 1024, 2048, 4096, 8192), (("form", "flat"),)),
+            Knob("rows_per_program", tuple(r for r in (1, 2, 4, 8, 16, 32, 64) if r == 1 or task.low.rows), (("form", "tile"),)),
+            Knob("block_cols", tuple(c for c in (64, 128, 256, 512, 1024, 2048, 4096, 8192) if c <= cols) or (cols,), (("form", "tile"),)),
+            Knob("num_warps", (1, 2, 4, 8, 16)),
+            Knob("math", ("exact", "fast")),
+            Knob("load_evict", ("", "evict_first")),
+            Knob("store_evict", ("", "evict_first")),
+        )
+
+        def check(k: Knobs) -> str | None:
+            tile = int(k["block"]) if k["form"] == "flat" else int(k["rows_per_program"]) * int(k["block_cols"])
+            threads = 32 * int(k["num_warps"])
+            if tile > MAX_TILE or tile > threads * 64:
+                return "too many elements a thread"
+            return "more threads than elements" if tile < threads else None
+
+        return Space(self.name, self.version, knobs, check)
+
+    def seed(self, task: Task) -> dict[str, int | str]:
+        if task.limits.target == "cpu":
+            from .nest import cpu_seed
+
+            return cpu_seed(task)
+        common: dict[str, int | str] = {"math": "exact", "load_evict": "", "store_evict": ""}
+        if self._flat(task):
+            return {"form": "flat", "block": 1024, "num_warps": 4, **common}
+        cols = next_power(self._cols(task))
+        block = min(cols, 1024)
+        rows = 1
+        while task.low.rows and rows < 64 and rows * block < 1024:
+            rows *= 2
+        warps = max(1, min(4, rows * block // 128))
+        return {"form": "tile", "rows_per_program": rows, "block_cols": block, "num_warps": warps, **common}
+
+    def emit(self, task: Task, knobs: Knobs) -> Source:
+        if task.limits.target == "cpu":
+            from .nest import Nest
+
+            return Nest(task, knobs).source()
+        form = str(knobs["form"])
+        if form == "flat" and not self._flat(task):
+            raise Infeasible("the operands are not one run of memory")
+        if form == "flat":
+            return Tiles(task, knobs, 1, "flat", int(knobs["block"])).source()
+        return Tiles(task, knobs, int(knobs["rows_per_program"]), "tile", int(knobs["block_cols"])).source()

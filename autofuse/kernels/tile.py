@@ -1,0 +1,264 @@
+"""A whole Triton kernel from a segment and its knobs: one tile, or loops over column blocks with accumulators."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from math import prod
+
+from ..errors import Infeasible
+from .base import Knobs, Source, Task
+from .expr import Expr, children, walk
+from .layout import Addressing
+from .lower import Lowered, Store
+from .mathmode import Legal
+from .triton_text import PRELUDE, TYPES, TritonPrinter, identity
+
+MAX_TILE = 2**17  # elements of one tile: beyond it registers spill whatever the warps
+
+
+def next_power(n: int) -> int:
+    """The least power of two that is at least n."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def legal_stores(low: Lowered, mode: str) -> list[tuple[Store, Expr]]:
+    """Every write with its value in a math mode."""
+    legal = Legal(low.b, mode)
+    return [(s, legal(s.value)) for s in low.stores]
+
+
+class OnlineSoftmax:
+    """sum over exp(f - max f), found in a segment: one pass keeps the running maximum and the rescaled sum."""
+
+    def __init__(self, total: Expr, top: Expr, f: Expr) -> None:
+        self.total, self.top, self.f = total, top, f
+
+
+def find_online(reduces: Sequence[Expr]) -> list[OnlineSoftmax]:
+    """The softmax sums whose maximum and sum can be one pass."""
+    found = []
+    for r in reduces:
+        if r.attr[0] != "sum" or r.args[0].op != "exp":
+            continue
+        d = r.args[0].args[0]
+        if d.op == "sub" and d.args[1].op == "reduce" and d.args[1].attr == ("max", r.attr[1]) and d.args[1].args[0] is d.args[0]:
+            found.append(OnlineSoftmax(r, d.args[1], d.args[0]))
+    return found
+
+
+class Tiles:
+    """Assembles one kernel."""
+
+    def __init__(self, task: Task, knobs: Knobs, rows: int, form: str, block: int) -> None:
+        self.task, self.low, self.knobs, self.form = task, task.low, knobs, form
+        self.addressing = Addressing(task.low, task.layout)
+        self.math = str(knobs["math"])
+        self.stores = legal_stores(task.low, self.math)
+        self.looped = {s[0]: 0 for s in task.low.spaces} if form in ("looped", "tile") else {}
+        blocks: dict[str, int] = {}
+        for s in task.low.spaces:
+            pads = {a: next_power(self._extent(a)) for a in s}
+            if form in ("looped", "tile", "flat"):
+                inner = prod(pads[a] for a in s[1:])
+                pads[s[0]] = max(1, min(pads[s[0]], block // inner)) if form != "flat" else block
+            blocks |= pads
+            if rows * prod(pads.values()) > MAX_TILE:
+                raise Infeasible(f"a tile of {rows * prod(pads.values())} elements")
+        if rows > 1 and not task.low.rows:
+            raise Infeasible("one row, several rows a program")
+        self.p = TritonPrinter(task.low, self.addressing, rows, blocks, self.math, form == "flat")
+        self.p.hoisted = []
+        self.p.load_evict = str(knobs.get("load_evict", ""))
+        self.p.store_evict = str(knobs.get("store_evict", ""))
+        self.rows = rows
+        self.level: dict[int, int] = {}
+        self.online = find_online([e for e in walk([v for _, v in self.stores]) if e.op == "reduce"]) if form == "looped" and knobs.get("online") == 1 else []
+
+    def _extent(self, axis: str) -> int:
+        n = self.low.extents[axis]
+        assert isinstance(n, int)
+        return n
+
+    def source(self) -> Source:
+        p, low = self.p, self.low
+        groups = len(self.task.layout.groups)
+        p.prologue(groups)
+        mark = len(p.lines)
+        if self.form == "flat":
+            self._columns("0")
+            self._print_stores(self.stores)
+        elif self.form == "whole":
+            self._columns("0")
+            self._print_stores(self.stores)
+        elif self.form == "tile":
+            for s in low.spaces:
+                p.line(f"start = tl.program_id(1) * {p.blocks[s[0]]}")
+            self._columns("start")
+            self._print_stores(self.stores)
+        else:
+            self._loops()
+        p.lines[mark:mark] = [p.indent + h for h in p.hoisted]
+        return self._wrap()
+
+    def _columns(self, start: str) -> None:
+        for s in self.low.spaces:
+            for k, a in enumerate(s):
+                n = self._extent(a)
+                own = start if k == 0 else "0"
+                even = n % self.p.blocks[a] == 0 if (own != "0" or self.form == "looped") else n == self.p.blocks[a]
+                if self.form == "flat":
+                    even = True
+                self.p.set_column(a, own, even)
+
+    def _print_stores(self, stores: Sequence[tuple[Store, Expr]]) -> None:
+        for store, value in stores:
+            self.p.store(store, value)
+
+    # ---- loops
+
+    def _levels(self) -> int:
+        """Number every expression by how many looped reductions lie under it; the largest of a reduction's."""
+        loop_axes = set(self.looped)
+        top = 0
+        paired = {o.total.number for o in self.online}
+        for e in walk([v for _, v in self.stores]):
+            under = max((self.level[c.number] for c in children(e)), default=0)
+            if e.op == "reduce" and loop_axes & set(e.attr[1]):
+                under += e.number not in paired  # an online sum comes with its maximum
+                top = max(top, under)
+            self.level[e.number] = under
+        return top
+
+    def _loops(self) -> None:
+        p, low = self.p, self.low
+        top = self._levels()
+        reduces = [e for e in walk([v for _, v in self.stores]) if e.op == "reduce" and set(self.looped) & set(e.attr[1])]
+        left = list(self.stores)
+        for level in range(1, top + 2):
+            for space in low.spaces:
+                mine = [r for r in reduces if self.level[r.number] == level and p.space(r.args[0]) == space]
+                writes = [(s, v) for s, v in left if self.level[v.number] < level and self._space_of(s) == space]
+                left = [w for w in left if w not in writes]
+                if mine or writes:
+                    self._loop(space, mine, writes)
+            rest = [(s, v) for s, v in left if self.level[v.number] <= level and self._space_of(s) is None]
+            left = [w for w in left if w not in rest]
+            self._print_stores(rest)
+        assert not left, "a write was not placed"
+
+    def _space_of(self, store: Store) -> tuple[str, ...] | None:
+        return next((self.p.space_of[c] for c in store.access.axes if c in self.p.space_of), None)
+
+    def _hoist(self, roots: Sequence[Expr]) -> None:
+        """Row values that a loop's body needs are printed before it: what the body names is forgotten after it."""
+        for e in walk(roots):
+            if e.op != "const" and self.p.space(e) is None and all(
+                self.p.known(c) is not None or c.is_const or self.p.space(c) is None for c in children(e)
+            ):
+                self.p.name(e)
+
+    def _loop(self, space: tuple[str, ...], reduces: Sequence[Expr], writes: Sequence[tuple[Store, Expr]]) -> None:
+        p = self.p
+        online = {o.total.number: o for o in self.online if o.total in reduces}
+        tops = {o.top.number for o in online.values()}
+        bodies = [online[r.number].f if r.number in online else r.args[0] for r in reduces]
+        self._hoist([*bodies, *(v for _, v in writes)])
+        axis = space[0]
+        n, block = self._extent(axis), p.blocks[axis]
+        shape = ", ".join(str(x) for x in ([self.rows] if self.rows > 1 else []) + [p.blocks[a] for a in space])
+        accumulators: dict[int, str] = {}
+        for r in reduces:
+            if r.number in tops:
+                continue
+            acc = p.fresh("acc")
+            accumulators[r.number] = acc
+            if r.number in online:
+                p.line(f"{acc}m = tl.full(({shape},), -3.4028234663852886e38, {TYPES[r.dtype]})")
+                p.line(f"{acc} = tl.zeros(({shape},), {TYPES[r.dtype]})")
+            else:
+                p.line(f"{acc} = tl.full(({shape},), {identity(r.attr[0], r.dtype)}, {TYPES[r.dtype]})")
+        start = p.fresh("i")
+        p.line(f"for {start} in range(0, {n}, {block}):")
+        with p.scope():
+            for k, a in enumerate(space):
+                p.set_column(a, start if k == 0 else "0", n % block == 0 if k == 0 else self._extent(a) == p.blocks[a])
+            for r in reduces:
+                if r.number in tops:
+                    continue
+                acc, kind = accumulators[r.number], r.attr[0]
+                if r.number in online:
+                    self._online_step(acc, online[r.number], space)
+                    continue
+                text = p.masked(r.args[0], kind, space)
+                if kind == "sum":
+                    p.line(f"{acc} += {text}")
+                elif kind == "prod":
+                    p.line(f"{acc} *= {text}")
+                else:
+                    p.line(f"{acc} = tl.{'maximum' if kind == 'max' else 'minimum'}({acc}, {text})")
+            self._print_stores(writes)
+        for r in reduces:
+            if r.number in tops:
+                continue
+            acc, kind = accumulators[r.number], r.attr[0]
+            if r.number in online:
+                self._online_end(acc, online[r.number], space)
+                continue
+            name = p.assign(p.reduce_text(acc, kind, r.attr[1], space), p.reduced_kind(r.attr[1], space), "s")
+            p.define(r, name)
+
+    def _online_step(self, acc: str, o: OnlineSoftmax, space: tuple[str, ...]) -> None:
+        """One exp an element: of -|x - m|, which rescales the old sum where x is a new maximum and is x's own term
+        where it is not. m starts at the least finite number, so that -inf adds nothing."""
+        p = self.p
+        x = p.assign(p.masked(o.f, "max", space), "t")
+        e = p.fresh()
+        exp = "tl.exp2({} * 1.4426950408889634)" if self.math == "fast" else p.use("af_exp") + "({})"
+        if o.f.dtype == "float64":
+            exp = "tl.exp({})"
+        p.line(f"{e} = {exp.format(f'(-tl.abs({x} - {acc}m))')}")
+        p.line(f"{acc} = tl.where({x} > {acc}m, {acc} * {e} + 1.0, {acc} + {e})")
+        p.line(f"{acc}m = tl.maximum({acc}m, {x})")
+
+    def _online_end(self, acc: str, o: OnlineSoftmax, space: tuple[str, ...]) -> None:
+        p = self.p
+        axes = o.total.attr[1]
+        kind = p.reduced_kind(axes, space)
+        m = p.assign(p.reduce_text(f"{acc}m", "max", axes, space), kind, "s")
+        p.define(o.top, m)
+        wide = m + p.expand(0, p.rank(space)) if kind == "r" else m
+        exp = "tl.exp" if o.f.dtype == "float64" else ("tl.exp" if self.math == "fast" else p.use("af_exp"))
+        s = p.assign(p.reduce_text(f"({acc} * {exp}({acc}m - {wide}))", "sum", axes, space), kind, "s")
+        s = p.assign(f'tl.where({m} == float("inf"), float("nan"), {s})', kind, "s")
+        p.define(o.total, s)
+
+    # ---- the function around it
+
+    def _wrap(self) -> Source:
+        p = self.p
+        inputs = [f"in{k}" for k in range(self.low.chain.num_inputs) if _uses("\n".join(p.lines), f"in{k}")]
+        outputs = [f"out{k}" for k in range(len(self.low.chain.outputs))]
+        body = "\n".join(p.lines)
+        args = {n: s for n, s in self.addressing.args.items() if n == "rows" or _uses(body, n)}
+        if self.form == "flat":
+            args["numel"] = ("numel",)
+        prelude = "\n\n".join(PRELUDE[n] for n in PRELUDE if n in p.prelude)
+        text = "import triton\nimport triton.language as tl\n\n\n" + (prelude + "\n\n" if prelude else "")
+        text += f"@triton.jit\ndef kernel({', '.join([*inputs, *outputs, *args])}):\n{body}\n"
+        numbers = tuple(int(n[2:]) for n in inputs)
+        if self.form == "flat":
+            grid: tuple[object, ...] = ("flat", int(p.blocks[self.low.spaces[0][0]]))
+        elif self.form == "tile":
+            s = self.low.spaces[0]
+            grid = ("rows", self.rows, -(-self._extent(s[0]) // p.blocks[s[0]]))
+        else:
+            grid = ("rows", self.rows, 1)
+        return Source(
+            "cuda", text, "kernel", tuple(args.values()), grid, numbers, int(self.knobs["num_warps"]),
+            int(self.knobs.get("num_stages", 1)),
+        )  # fmt: skip
+
+
+def _uses(body: str, name: str) -> bool:
+    return re.search(rf"\b{name}\b", body) is not None

@@ -1,0 +1,422 @@
+"""The Triton dialect: expressions as tensor statements over tiles.
+
+A tile has a row dimension where a program takes several rows, and one dimension a column axis of its space. A value is a
+scalar, a vector of rows, or a tile of full rank (extent 1 where it does not vary), so that broadcasting is explicit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ..errors import Infeasible, UnsupportedOp
+from .emit import Printer
+from .expr import FLOATS, Builder, Expr
+from .layout import Address, Addressing
+from .lower import Lowered, Store
+
+TYPES = {
+    "float32": "tl.float32", "float64": "tl.float64", "bfloat16": "tl.bfloat16", "float16": "tl.float16",
+    "float8_e4m3fn": "tl.float8e4nv", "float8_e5m2": "tl.float8e5", "int8": "tl.int8", "uint8": "tl.uint8",
+    "int16": "tl.int16", "int32": "tl.int32", "int64": "tl.int64", "bool": "tl.int1",
+}  # fmt: skip
+FP8_MAX = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+
+PRELUDE = {
+    # exp is ex2(x log2 e) in hardware, whose error grows with |x|: split the argument so that the rest is below ln2 / 2
+    "af_exp": '''@triton.jit
+def af_exp(x):
+    n = tl.floor(x * 1.4426950408889634 + 0.5)
+    n = tl.minimum(tl.maximum(n, -250.0), 250.0)
+    r = (x - n * 0.693359375) + n * 2.12194440e-4
+    h = tl.floor(n * 0.5)
+    y = tl.exp(r) * tl.exp2(h) * tl.exp2(n - h)
+    y = tl.where(x > 89.0, float("inf"), tl.where(x < -104.0, 0.0, y))
+    return tl.where(x != x, x, y)
+''',
+    "af_round": '''@triton.jit
+def af_round(x):
+    a = tl.abs(x)
+    r = (a + 8388608.0) - 8388608.0
+    r = tl.where(a >= 8388608.0, a, r)
+    return tl.where(x < 0.0, -r, r)
+''',
+    "af_round64": '''@triton.jit
+def af_round64(x):
+    a = tl.abs(x)
+    r = (a + 4503599627370496.0) - 4503599627370496.0
+    r = tl.where(a >= 4503599627370496.0, a, r)
+    return tl.where(x < 0.0, -r, r)
+''',
+    "af_idiv": '''@triton.jit
+def af_idiv(x, y):
+    q = tl.abs(x) // tl.abs(y)
+    return tl.where((x < 0) != (y < 0), -q, q)
+''',
+    "af_mul": '''@triton.jit
+def af_mul(x, y):
+    return x * y
+''',
+}
+
+INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
+    "and": "&", "or": "|", "xor": "^", "shr": ">>",
+}  # fmt: skip
+CALLS = {"log": "tl.log", "log2": "tl.log2", "exp2": "tl.exp2", "sin": "tl.sin", "cos": "tl.cos", "erf": "tl.erf",
+         "floor": "tl.floor", "ceil": "tl.ceil", "abs": "tl.abs"}  # fmt: skip
+IDENTITY = {"sum": "0", "prod": "1"}
+
+
+def identity(kind: str, dtype: str) -> str:
+    """The text of the value that a reduction starts from."""
+    if kind in IDENTITY:
+        return IDENTITY[kind] + (".0" if dtype in FLOATS else "")
+    if dtype in FLOATS:
+        return 'float("-inf")' if kind == "max" else 'float("inf")'
+    width = 31 if dtype == "int32" else 63
+    return str(-(1 << width) if kind == "max" else (1 << width) - 1)
+
+
+class TritonPrinter(Printer):
+    """Prints tiles. `blocks` gives each column axis's tile extent; `starts` the variable that a loop adds to it."""
+
+    def __init__(self, low: Lowered, addressing: Addressing, rows: int, blocks: Mapping[str, int], math_mode: str, flat: bool = False) -> None:
+        super().__init__(low, addressing)
+        self.rows_per_program, self.blocks, self.math, self.flat = rows, dict(blocks), math_mode, flat
+        self.rowdim = rows > 1
+        self.kind: dict[str, str] = {}
+        self.prelude: set[str] = set()
+        self.column: dict[str, str] = {}
+        self.mask: dict[str, str] = {}
+        self.base: dict[tuple[object, ...], str] = {}
+        self.load_evict = ""
+        self.store_evict = ""
+
+    # ---- shapes
+
+    def rank(self, space: tuple[str, ...]) -> int:
+        return self.rowdim + len(space)
+
+    def expand(self, position: int, rank: int) -> str:
+        """The subscript that gives a vector its place in a tile."""
+        if rank == 1:
+            return ""
+        return "[" + ", ".join(":" if k == position else "None" for k in range(rank)) + "]"
+
+    def shape_of(self, e: Expr) -> str:
+        """"t" for a tile, "r" for a vector of rows, "s" for a scalar; of what is already named."""
+        name = self.name(e)
+        return self.kind.get(name, "s")
+
+    def text(self, e: Expr, space: tuple[str, ...] | None) -> str:
+        """The value as an operand in a tile of `space` (or among rows)."""
+        name = self.name(e)
+        if space is not None and self.kind.get(name) == "r":
+            return name + self.expand(0, self.rank(space))
+        return name
+
+    def assign(self, text: str, kind: str, prefix: str = "v") -> str:
+        name = self.fresh(prefix)
+        self.line(f"{name} = {text}")
+        self.kind[name] = kind
+        return name
+
+    # ---- rows and columns
+
+    def prologue(self, groups: int) -> None:
+        """The program's rows and where each group of row axes stands."""
+        self.line("pid = tl.program_id(0)")
+        if self.flat or not groups:
+            return
+        if self.rowdim:
+            self.line(f"row = pid * {self.rows_per_program} + tl.arange(0, {self.rows_per_program})")
+            self.line("row_ok = row < rows")
+        else:
+            self.line("row = pid")
+        left = "row"
+        for g in range(groups - 1, 0, -1):
+            self.line(f"g{g} = {left} % e{g}")
+            self.line(f"q{g} = {left} // e{g}")
+            left = f"q{g}"
+        self.line(f"g0 = {left}")
+
+    def set_column(self, axis: str, start: str, bounded: bool) -> None:
+        """Define an axis's column index (from `start` on) and its mask where the tile may pass the extent."""
+        space = self.space_of[axis]
+        where = self.expand(self.rowdim + space.index(axis), self.rank(space))
+        name = self.fresh("c")
+        arange = f"tl.arange(0, {self.blocks[axis]}){where}"
+        self.line(f"{name} = {arange}" if start == "0" else f"{name} = {start} + {arange}")
+        self.column[axis] = name
+        self.mask.pop(axis, None)
+        if not bounded:
+            ok = self.fresh("m")
+            self.line(f"{ok} = {name} < {self.extent(axis)}")
+            self.mask[axis] = ok
+
+    # ---- addresses
+
+    def _pointer(self, name: str, a: Address, space: tuple[str, ...] | None) -> str:
+        if self.flat:
+            return f"{name} + pid.to(tl.int64) * {self.blocks[self.low.spaces[0][0]]} + {self.column[self.low.spaces[0][0]]}" if a.rows or a.cols else name
+        rows = []
+        for g, arg in a.rows:
+            key = ("row", g, arg)
+            if key not in self.base:
+                self.base[key] = self.fresh("b")
+                # hoisted to where rows are known: they are defined in the outermost scope
+                self.hoisted.append(f"{self.base[key]} = g{g}.to(tl.int64) * {arg}")
+            rows.append(self.base[key] + (self.expand(0, self.rank(space)) if self.rowdim and space is not None else ""))
+        parts = [name, *rows]
+        if a.const:
+            parts.append(str(a.const))
+        parts += [arg if k == 1 else f"{k} * {arg}" for k, arg in a.offsets]
+        for axis, factor, arg in a.cols:
+            term = self.column[axis]
+            if arg:
+                term = f"{term}.to(tl.int64) * {arg}"
+            parts.append(term if factor == 1 else f"{term} * {factor}")
+        for e, factor, arg in a.gathers:
+            term = self.text(e, space)
+            parts.append(" * ".join([term, *([str(factor)] if factor != 1 else []), *([arg] if arg else [])]))
+        return " + ".join(parts)
+
+    hoisted: list[str]
+
+    def _masks(self, a: Address, space: tuple[str, ...] | None, axes: frozenset[str], extra: Expr | None = None) -> list[str]:
+        if self.flat:
+            return [f"pid.to(tl.int64) * {self.blocks[self.low.spaces[0][0]]} + {self.column[self.low.spaces[0][0]]} < numel"] if a.rows or a.cols else []
+        masks = []
+        if self.rowdim and (a.rows or axes & set(self.low.rows)):
+            masks.append("row_ok" + (self.expand(0, self.rank(space)) if space is not None else ""))
+        masks += [self.mask[c] for c in (space or ()) if c in axes and c in self.mask]
+        if extra is not None:
+            masks.append(self.text(extra, space))
+        return masks
+
+    def load(self, e: Expr) -> str:
+        access = e.attr
+        a = self.addressing.address(access.operand, access)
+        space = self.space(e)
+        pointer = self._pointer(f"in{access.operand}", a, space)
+        masks = self._masks(a, space, e.axes, e.args[0] if e.args else None)
+        told = ""
+        if masks:
+            told = f", mask={' & '.join(_paren(m) for m in masks)}, other=0"
+        if self.load_evict and a.rows and a.cols:
+            told += f', eviction_policy="{self.load_evict}"'
+        storage = self.low.values[access.operand].dtype
+        text = f"tl.load({pointer}{told})"
+        if storage == "bool":
+            text = f"({text} != 0)"
+        elif storage != e.dtype:
+            text += f".to({TYPES[e.dtype]})"
+        rowish = self.rowdim and (bool(a.rows) or bool(e.axes & set(self.low.rows)))
+        return self.assign(text, "t" if space is not None else "r" if rowish else "s", "x")
+
+    def store(self, store: Store, value: Expr) -> None:
+        """Print one write."""
+        inputs = self.addressing.inputs
+        a = self.addressing.address(inputs + store.access.operand, store.access)
+        mine = {self.space_of[c] for c in store.access.axes if c in self.space_of}
+        if len(mine) > 1:
+            raise Infeasible("a write over two unrelated column axes")
+        space = next(iter(mine), None)
+        if self.flat and self.low.spaces:
+            space = self.low.spaces[0]
+        storage = self.low.chain.values[self.low.chain.outputs[store.access.operand]].dtype
+        source = value
+        if value.op == "round" and value.attr == storage:
+            source = value.args[0]  # the store converts; the value is not needed rounded in registers
+            text = self.rounded(source, storage, space)
+        else:
+            text = self.text(value, space)
+            if storage in FP8_MAX:
+                text = self.rounded(value, storage, space)
+            elif storage == "bool":
+                text = f"{text}.to(tl.int8)" if not value.is_const else f"tl.full((), {int(bool(value.attr))}, tl.int8)"
+            elif value.is_const:
+                text = f"tl.full((), {text}, {TYPES[storage]})"
+            elif storage != value.dtype:
+                text = f"{text}.to({TYPES[storage]})"
+        pointer = self._pointer(f"out{store.access.operand}", a, space)
+        masks = self._masks(a, space, store.access.axes)
+        told = f", mask={' & '.join(_paren(m) for m in masks)}" if masks else ""
+        if self.store_evict and a.cols:
+            told += f', eviction_policy="{self.store_evict}"'
+        self.line(f"tl.store({pointer}, {text}{told})")
+
+    # ---- expressions
+
+    def literal(self, e: Expr) -> str:
+        value = Builder.number(e)
+        if isinstance(value, float):
+            text = repr(value) if math.isfinite(value) else f'float("{value}")'
+            return f"tl.full((), {text}, tl.float64)" if e.dtype == "float64" else text
+        return f"tl.full((), {value}, tl.int64)" if e.dtype == "int64" and abs(int(value or 0)) > 2**31 - 1 else str(value)
+
+    def typed(self, e: Expr, space: tuple[str, ...] | None) -> str:
+        """As `text`, with a constant's dtype spelled out (where Triton would guess it)."""
+        if e.is_const and e.dtype != "float64":
+            return f"tl.full((), {self.literal(e)}, {TYPES[e.dtype]})"
+        return self.text(e, space)
+
+    def rounded(self, x: Expr, storage: str, space: tuple[str, ...] | None) -> str:
+        """`x` converted to a storage dtype; finite fp8 overflow saturates, NaN stays NaN."""
+        text = self.typed(x, space)
+        limit = FP8_MAX.get(storage)
+        if limit is not None and not _within(x, limit):
+            text = f"tl.minimum(tl.maximum({text}, {-limit}, propagate_nan=tl.PropagateNan.ALL), {limit}, propagate_nan=tl.PropagateNan.ALL)"
+        return f"{text}.to({TYPES[storage]})"
+
+    def use(self, name: str) -> str:
+        self.prelude.add(name)
+        return name
+
+    def emit(self, e: Expr) -> str:
+        if e.op == "const":
+            return self.literal(e)
+        if e.op == "load":
+            return self.load(e)
+        if e.op == "index":
+            return self.index(e)
+        if e.op == "reduce":
+            return self.reduce(e)
+        space = self.space(e)
+        for a in e.args:
+            self.name(a)
+        kinds = {self.kind.get(self.name(a), "s") for a in e.args}
+        kind = "t" if "t" in kinds else "r" if "r" in kinds else "s"
+        if kind != "t":
+            space = None
+        args = [self.text(a, space) for a in e.args]
+        return self.assign(self.operation(e, args, space), kind)
+
+    def operation(self, e: Expr, args: Sequence[str], space: tuple[str, ...] | None) -> str:
+        op = e.op
+        x = args[0]
+        real = e.args[0].dtype in FLOATS
+        if all(a.is_const for a in e.args):
+            x = self.typed(e.args[0], space)
+            args = [x, *args[1:]]
+        if op in INFIX:
+            return f"{x} {INFIX[op]} {args[1]}"
+        if op == "div":
+            if not real:
+                return f"{self.use('af_idiv')}({x}, {args[1]})"
+            if self.math == "exact" and e.dtype == "float32":
+                return f"tl.div_rn({self.typed(e.args[0], space)}, {self.typed(e.args[1], space)})"
+            return f"{x} / {args[1]}"
+        if op in ("max", "min"):
+            name = "tl.maximum" if op == "max" else "tl.minimum"
+            told = ", propagate_nan=tl.PropagateNan.ALL" if real else ""
+            return f"{name}({x}, {args[1]}{told})"
+        if op == "where":
+            if e.args[1].is_const and e.args[2].is_const:
+                return f"tl.where({x}, {self.typed(e.args[1], space)}, {args[2]})"
+            return f"tl.where({x}, {args[1]}, {args[2]})"
+        if op == "exp":
+            if self.math == "fast" and e.dtype == "float32":
+                return f"tl.exp2({x} * 1.4426950408889634)"
+            return f"{self.use('af_exp')}({x})" if e.dtype == "float32" else f"tl.exp({x})"
+        if op == "sqrt":
+            return f"tl.sqrt_rn({x})" if self.math == "exact" and e.dtype == "float32" else f"tl.sqrt({x})"
+        if op == "rsqrt":
+            if e.dtype == "float64":
+                return f"1.0 / tl.sqrt({x})"
+            return f"tl.div_rn(tl.full((), 1.0, tl.float32), tl.sqrt_rn({x}))" if self.math == "exact" else f"tl.rsqrt({x})"
+        if op in CALLS:
+            return f"{CALLS[op]}({x})"
+        if op == "neg":
+            return f"-{x}"
+        if op == "not":
+            return f"~{x}" if e.dtype != "bool" else f"{x} == 0"
+        if op == "isnan":
+            return f"{x} != {x}"
+        if op == "trunc":
+            return f"tl.where({x} < 0.0, tl.ceil({x}), tl.floor({x}))"
+        if op == "round_even":
+            if not real:
+                return x
+            return f"{self.use('af_round' if e.dtype == 'float32' else 'af_round64')}({x})"
+        if op == "fmod":
+            return f"{x} - {self.use('af_idiv')}({x}, {args[1]}) * {args[1]}" if not real else f"{x} % {args[1]}"
+        if op == "bits":
+            return f"{self.typed(e.args[0], space)}.to({TYPES[e.dtype]}, bitcast=True)"
+        if op == "unbits":
+            return f"{self.typed(e.args[0], space)}.to({TYPES[e.dtype]}, bitcast=True)"
+        if op == "cast":
+            return f"{self.typed(e.args[0], space)}.to({TYPES[e.dtype]})"
+        if op == "round":
+            return f"{self.rounded(e.args[0], e.attr, space)}.to({TYPES[e.dtype]})"
+        raise UnsupportedOp(f"{op} has no Triton form yet")
+
+    def index(self, e: Expr) -> str:
+        idx = e.attr
+        space = self.space(e)
+        parts: list[str] = []
+        rowish = False
+        for axis, (k, symbols) in idx.terms:
+            if symbols or axis not in self.column:
+                raise Infeasible("a row's own number as a value")
+            parts.append(self.column[axis] if k == 1 else f"{self.column[axis]} * {k}")
+        if idx.value is not None:
+            parts.append(self.text(idx.value, space))
+        if idx.const:
+            parts.append(str(idx.const))
+        text = " + ".join(parts)
+        return self.assign(f"({text}).to(tl.int64)" if space is not None else text, "t" if space is not None else "r" if rowish else "s")
+
+    # ---- reductions
+
+    def masked(self, x: Expr, kind: str, axes: Sequence[str]) -> str:
+        """The tile with what lies past the extent replaced by the reduction's identity."""
+        space = self.space(x)
+        assert space is not None
+        text = self.text(x, space)
+        masks = [self.mask[a] for a in axes if a in self.mask]
+        if masks:
+            return f"tl.where({' & '.join(_paren(m) for m in masks)}, {text}, {identity(kind, x.dtype)})"
+        return text
+
+    def reduce_text(self, text: str, kind: str, axes: Sequence[str], space: tuple[str, ...]) -> str:
+        """A tile reduced over axes: to rows where all of the space goes, else with extent 1 there."""
+        whole = set(axes) >= set(space)
+        for axis in reversed([a for a in space if a in axes]):
+            at = self.rowdim + space.index(axis)
+            keep = "" if whole else ", keep_dims=True"
+            if kind == "prod":
+                text = f"tl.reduce({text}, {at}, {self.use('af_mul')}{keep})"
+            else:
+                text = f"tl.{kind}({text}, axis={at}{keep})"
+        return text
+
+    def reduce(self, e: Expr) -> str:
+        kind, axes = e.attr
+        x = e.args[0]
+        space = self.space(x)
+        assert space is not None
+        text = self.reduce_text(self.masked(x, kind, axes), kind, axes, space)
+        return self.assign(text, self.reduced_kind(axes, space), "s")
+
+    def reduced_kind(self, axes: Sequence[str], space: tuple[str, ...]) -> str:
+        if set(axes) >= set(space):
+            return "r" if self.rowdim else "s"
+        return "t"
+
+
+def _paren(text: str) -> str:
+    return f"({text})" if " " in text else text
+
+
+def _within(e: Expr, limit: float) -> bool:
+    """Whether a value is clamped to the limit already."""
+    if e.op not in ("min", "max") or len(e.args) != 2:
+        return False
+    bound = Builder.number(e.args[1])
+    other = e.args[0]
+    if bound is None or other.op not in ("min", "max") or other.op == e.op:
+        return False
+    second = Builder.number(other.args[1])
+    return second is not None and abs(float(bound)) <= limit and abs(float(second)) <= limit and bound * second < 0
