@@ -129,6 +129,11 @@ class Chain:
 
         Inputs keep their relative order, and unused ones stay (a caller binds arguments by position).
         """
+        return Chain._canonical(values, outputs)[0]
+
+    @staticmethod
+    def _canonical(values: Sequence[Value], outputs: Sequence[int]) -> tuple[Chain, dict[str, str]]:
+        """The canonical chain, and the old name of each of its row symbols."""
         order: list[int] = [i for i, v in enumerate(values) if v.op == INPUT]
         seen = set(order)
         stack: list[tuple[int, int]] = []
@@ -166,7 +171,8 @@ class Chain:
             shape = tuple(rename(d) for d in v.shape)
             kwargs = tuple(sorted((k, map_arg(a, leaf)) for k, a in v.kwargs))
             made.append(Value(v.op, map_arg(v.args, leaf), kwargs, shape, v.dtype))
-        return Chain(tuple(made), tuple(number[o] for o in outputs))
+        chain = Chain(tuple(made), tuple(number[o] for o in outputs))
+        return chain, {new: old for old, new in symbols.items()}
 
     @cached_property
     def num_inputs(self) -> int:
@@ -262,8 +268,9 @@ class Chain:
         except (KeyError, IndexError, TypeError, ValueError) as e:
             raise AutofuseError(f"this is no chain of autofuse (format {FORMAT}): {e}") from e
 
-    def subchain(self, inside: Sequence[int], outputs: Sequence[int]) -> tuple[Chain, tuple[int, ...]]:
-        """The part made of the nodes `inside`, giving `outputs`, as a chain of its own, and which values it reads."""
+    def subchain(self, inside: Sequence[int], outputs: Sequence[int]) -> tuple[Chain, tuple[int, ...], dict[str, str]]:
+        """The part made of the nodes `inside`, giving `outputs`, as a chain of its own; which values it reads, and
+        this chain's name of each of its row symbols."""
         members = set(inside)
         reads: dict[int, None] = {}
         for i in sorted(members):
@@ -287,7 +294,8 @@ class Chain:
                 values.append(Value(v.op, map_arg(v.args, leaf), kwargs, v.shape, v.dtype))
             else:
                 values.append(Value(INPUT, (), (), v.shape, v.dtype))
-        return Chain.build(values, [number[o] for o in outputs]), tuple(reads)
+        chain, symbols = Chain._canonical(values, [number[o] for o in outputs])
+        return chain, tuple(reads), symbols
 
     def __str__(self) -> str:
         lines = []

@@ -271,7 +271,7 @@ _op("softmax _softmax log_softmax _log_softmax logsumexp", kind="reduction", flo
 _op("rms_norm layer_norm native_layer_norm", kind="composite", flops=8)
 _op("gelu mish softplus elu selu celu", kind="composite", flops=25)
 # index maps
-_op("reshape permute slice select expand cat gather view", kind="view", flops=0)
+_op("reshape permute slice select expand contiguous cat gather", kind="view", flops=0)
 
 
 def flops_per_element(name: str) -> float:

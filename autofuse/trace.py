@@ -468,6 +468,10 @@ class Reader:
         kwargs = {p.name: self.arg(bound[p.name], node) for p in target._schema.arguments if p.kwarg_only and p.name in bound}
         for drop in ("device", "layout", "pin_memory", "memory_format", "generator"):
             kwargs.pop(drop, None)
+        if name == "rms_norm" and bound.get("eps") is None:
+            # eager's default is the epsilon of the type it computes in; spelled out, it does not change with the oracle's
+            wide = value.dtype if value.dtype == torch.float64 else torch.float32
+            args = [*args[:2], *(args[2:3] or [None]), torch.finfo(wide).eps]
         overload = f"aten.{name}.{target._overloadname}"
         if name in ops.OPS and ops.OPS[name].kind == "view":
             raise UnsupportedOp(f"{overload} in {self.name}{_at(_line(node))} is a view that is not an index map yet")
@@ -491,7 +495,11 @@ class Reader:
         return int(self.of[next(iter(bound.values()))])
 
     op_detach = op_alias = op_lift_fresh = op_lift_fresh_copy = op_conj = op_resolve_conj = op_resolve_neg = _identity
-    op_contiguous = op_positive = _identity
+    op_positive = _identity
+
+    def op_contiguous(self, node: torch.fx.Node, bound: dict[str, Any]) -> int:
+        source = self.of[bound["self"]]
+        return self.view(node, "aten.contiguous.default", source, (), self.values[source].shape)
 
     def op_clone(self, node: torch.fx.Node, bound: dict[str, Any]) -> int:
         source = self.of[bound["self"]]
@@ -646,6 +654,8 @@ class Reader:
     def _cast(self, node: torch.fx.Node, bound: dict[str, Any]) -> int:
         source = self.of[bound["self"]]
         dtype = node.meta["val"].dtype
+        if ops.STORAGE.get(dtype) == self.values[source].dtype and self.values[self.root[source]].op == INPUT:
+            return int(source)  # eager returns the tensor itself, and an input's values are of that dtype already
         if dtype not in ops.STORAGE:
             raise UnsupportedOp(f"{node.target} in {self.name}{_at(_line(node))} casts to {dtype}: no kernel holds that type")
         return self.add(node, "aten.to.dtype", (Ref(source), Dtype(ops.STORAGE[dtype])), self.values[source].shape, dtype)

@@ -178,6 +178,8 @@ class Analysis:
         if name == "reshape":
             flat = [a for d in get(0) for a in d]
             return axes.regroup(flat, v.shape)
+        if name == "contiguous":
+            return list(get(0))
         if name == "permute":
             return [get(0)[d] for d in v.args[1]]
         if name == "slice":

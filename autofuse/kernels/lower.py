@@ -254,6 +254,8 @@ class Lowered:
             return self._cat(v, index, mask)
         if name == "gather":
             return self._gather(v, index, mask)
+        if name == "contiguous":
+            return self.at(source, index, mask)
         if name == "permute":
             moved = [Idx()] * len(shape)
             for at, d in enumerate(v.args[1]):

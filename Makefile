@@ -1,0 +1,35 @@
+# Everything is set up in .venv by the first target that needs it, and again when the dependencies change.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test lint bench clean
+.DELETE_ON_ERROR:
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py
+
+test: lint
+	tests/with_postgres.sh $(BIN)/python -m pytest
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m interpret
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/chains.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) .demo build dist .mypy_cache .ruff_cache .pytest_cache
+
+# The second try is for a CUDA build of torch, which fixes a triton of its own.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,postgres]' || { \
+	  grep -v '^triton==' constraints.txt > $(VENV)/constraints.txt && \
+	  $(BIN)/python -m pip install -q -c $(VENV)/constraints.txt -e '.[dev,postgres]'; }
+	touch $@

@@ -1,0 +1,366 @@
+"""What a user says about a function's arguments, as frozen values, and the tensors made from it.
+
+x=rows,4096                      a tensor: extents or axis names, of the default dtype
+labels=rows:int64:0..32000       with a dtype, and the range of its values: 0 to 31999
+weight=4096                      one axis
+s=():float32                     no axis: a 0-d tensor
+scale=0.125  causal=true         a Python scalar; a whole number needs its type: n=3:int
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import math
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, overload
+
+from .errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+FLOATS = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2")
+INTEGER_BITS = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-(2**15), 2**15 - 1)}
+INTEGER_BITS |= {"int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1)}
+DTYPES = (*FLOATS, *INTEGER_BITS, "bool")
+SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+SCALARS: dict[str, type[int | float]] = {"int": int, "float": float}
+INTEGER_RANGE = (0, 100)
+"""Integers of an argument without a range of its own are drawn from here; the end is left out."""
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor argument. `dtype` None: the job's. Values are drawn from [low, high), or from N(0, 1) without a range."""
+
+    dims: tuple[int | str, ...]
+    dtype: str | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axis names in its shape."""
+        return tuple(d for d in self.dims if isinstance(d, str))
+
+
+@dataclass(frozen=True)
+class ScalarSpec:
+    """A Python scalar: part of what is tuned, like the function itself."""
+
+    value: int | float | bool
+
+
+ArgSpec = TensorSpec | ScalarSpec
+
+
+def parse_name(text: str) -> tuple[str, str]:
+    """NAME=REST, taken apart. Raises InputError."""
+    name, equals, rest = text.partition("=")
+    if not equals or not _NAME.fullmatch(name.strip()) or not rest.strip():
+        raise InputError("write NAME=VALUE, as in x=rows,4096")
+    return name.strip(), rest.strip()
+
+
+def parse_arg(text: str) -> ArgSpec:
+    """An argument's description without its name, as in the head of this file. Raises InputError."""
+    parts = [p.strip() for p in text.strip().split(":")]
+    if len(parts) > 3 or not parts[0]:
+        raise InputError(f"{text!r} is no argument: write DIM,DIM,...[:DTYPE[:LOW..HIGH]] or a number")
+    if len(parts) == 1:
+        scalar = _scalar(parts[0])
+        if scalar is not None:
+            return scalar
+    if len(parts) > 1 and parts[1] in SCALARS:
+        try:
+            if len(parts) == 2:
+                return ScalarSpec(SCALARS[parts[1]](parts[0]))
+        except ValueError:
+            pass
+        raise InputError(f"{text!r} is no Python {parts[1]}: write NUMBER:{parts[1]}")
+    dims = () if parts[0] == "()" else tuple(_dim(d.strip(), text) for d in parts[0].split(","))
+    dtype = parse_dtype(parts[1]) if len(parts) > 1 else None
+    if len(parts) < 3:
+        return TensorSpec(dims, dtype)
+    return TensorSpec(dims, dtype, *_range(parts[2], cast(str, dtype)))
+
+
+def _scalar(text: str) -> ScalarSpec | None:
+    """A scalar, or None for a whole number that is not negative: that is an extent."""
+    if text in ("true", "false"):
+        return ScalarSpec(text == "true")
+    if re.fullmatch(r"-\d+", text):
+        return ScalarSpec(int(text))
+    if re.fullmatch(r"\d+", text):
+        return None
+    try:
+        return ScalarSpec(float(text))
+    except ValueError:
+        return None
+
+
+def _dim(text: str, whole: str) -> int | str:
+    if re.fullmatch(r"\d{1,12}", text):
+        return int(text)
+    if _NAME.fullmatch(text):
+        return text
+    raise InputError(f"{text!r} in {whole!r} is no extent: write a whole number or the name of an axis")
+
+
+def _range(text: str, dtype: str) -> tuple[float, float]:
+    low_text, dots, high_text = text.partition("..")
+    kind = int if dtype in INTEGER_BITS else float
+    try:
+        low, high = kind(low_text), kind(high_text)
+    except ValueError:
+        dots = ""
+        low = high = 0
+    if not dots or not math.isfinite(low) or not math.isfinite(high) or low >= high:
+        raise InputError(f"{text!r} is no range: write LOW..HIGH, LOW below HIGH, as in 0..32000 (HIGH is left out)")
+    if dtype == "bool":
+        raise InputError("a bool argument takes no range")
+    least, most = INTEGER_BITS.get(dtype, (-math.inf, math.inf))
+    if low < least or high > most + 1:
+        raise InputError(f"the range {text} leaves {dtype}, which holds {least} to {most}")
+    return low, high
+
+
+def parse_dtype(text: str) -> str:
+    """A dtype's full name. Raises InputError."""
+    name = SHORT.get(text, text.removeprefix("torch."))
+    if name not in DTYPES:
+        raise InputError(f"{text!r} is no dtype: it may be {', '.join(DTYPES)}")
+    return name
+
+
+def parse_dtypes(text: str) -> tuple[str, ...]:
+    """Default dtypes for the floating-point arguments, with commas between. Raises InputError."""
+    names = tuple(parse_dtype(part.strip()) for part in text.split(","))
+    for name in names:
+        if name not in FLOATS:
+            raise InputError(f"{name} is no floating-point dtype: it may be {', '.join(FLOATS)}")
+    return names
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """The values of an axis, with commas between. Raises InputError."""
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        if not re.fullmatch(r"\d{1,12}", part):
+            raise InputError(f"{part!r} is no extent: write whole numbers with commas between, as in rows=16,2048")
+    return tuple(int(part) for part in parts)
+
+
+def check_axes(args: Mapping[str, ArgSpec], axes: Mapping[str, Sequence[int]]) -> None:
+    """Every axis that an argument names has values, and every axis with values is named. Raises InputError."""
+    used = {axis: name for name, spec in args.items() if isinstance(spec, TensorSpec) for axis in spec.axes}
+    for axis, name in used.items():
+        if axis not in axes:
+            raise InputError(f"the axis {axis!r} of argument {name!r} has no values: give them, as in {axis}=16,2048")
+    for axis in axes:
+        if axis not in used:
+            known = f"they name {', '.join(sorted(used))}" if used else "they name none"
+            raise InputError(f"no argument names the axis {axis!r}: {known}")
+
+
+@dataclass(frozen=True)
+class CaseSpec:
+    """One workload's arguments: the extent of each axis and the dtype of those that say none."""
+
+    args: tuple[ArgSpec, ...]
+    sizes: tuple[tuple[str, int], ...]
+    dtype: str
+
+    def make(self, device: str, seed: int) -> tuple[Any, ...]:
+        """The arguments, the same ones for the same seed and device."""
+        sizes = dict(self.sizes)
+        return tuple(
+            spec.value if isinstance(spec, ScalarSpec) else make_tensor(spec, sizes, self.dtype, device, seed + k)
+            for k, spec in enumerate(self.args)
+        )
+
+
+@dataclass(frozen=True)
+class Cases(Sequence[tuple[Any, ...]]):
+    """The arguments of several workloads; each is made when it is asked for, so that one at a time is in memory."""
+
+    specs: tuple[CaseSpec, ...]
+    device: str
+    seed: int = 0
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Any, ...]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Cases: ...
+    def __getitem__(self, index: int | slice) -> tuple[Any, ...] | Cases:
+        if isinstance(index, slice):
+            return Cases(self.specs[index], self.device, self.seed)
+        return self.specs[index].make(self.device, self.seed + 1000 * (index % len(self.specs)))
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        return (self[k] for k in range(len(self.specs)))
+
+
+def case_specs(
+    args: Iterable[ArgSpec], axes: Mapping[str, Sequence[int]], dtypes: Sequence[str]
+) -> tuple[CaseSpec, ...]:
+    """All workloads: each default dtype with each combination of the axes' values. Equal ones appear once."""
+    order = tuple(args)
+    free = any(isinstance(spec, TensorSpec) and spec.dtype is None for spec in order)
+    found: dict[CaseSpec, None] = {}
+    for dtype in dtypes if free else dtypes[:1]:
+        for sizes in product(*axes.values()):
+            found[CaseSpec(order, tuple(zip(axes, sizes, strict=True)), dtype)] = None
+    return tuple(found)
+
+
+def make_tensor(spec: TensorSpec, sizes: Mapping[str, int], dtype: str, device: str, seed: int) -> torch.Tensor:
+    """A tensor of random values: floats N(0, 1), integers in INTEGER_RANGE, bools, or what the spec's range says."""
+    import torch
+
+    shape = [sizes[d] if isinstance(d, str) else d for d in spec.dims]
+    name = spec.dtype or dtype
+    kind: torch.dtype = getattr(torch, name)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    if name == "bool":
+        return torch.randint(0, 2, shape, generator=generator, device=device, dtype=torch.uint8).bool()
+    if name in INTEGER_BITS:
+        low, high = (spec.low, spec.high) if spec.low is not None and spec.high is not None else INTEGER_RANGE
+        return torch.randint(int(low), int(high), shape, generator=generator, device=device, dtype=kind)
+    wide = torch.float32 if name.startswith("float8") else kind
+    if spec.low is None or spec.high is None:
+        return torch.randn(shape, generator=generator, device=device, dtype=wide).to(kind)
+    made = torch.rand(shape, generator=generator, device=device, dtype=wide)
+    return made.mul_(spec.high - spec.low).add_(spec.low).to(kind)
+
+
+def check_device(text: str) -> str:
+    """A device that is there: cpu, cuda or cuda:N, the last with its number. Raises InputError."""
+    match = re.fullmatch(r"cpu|cuda(?::(\d+))?", text.strip())
+    if match is None:
+        raise InputError(f"{text!r} is no device: it may be cpu, cuda or cuda:N")
+    if match.group() == "cpu":
+        return "cpu"
+    import torch
+
+    number, count = int(match.group(1) or 0), torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if number >= count:
+        there = f"this machine has {count} (0 to {count - 1})" if count else "this machine has no CUDA device"
+        raise InputError(f"there is no device {text}: {there}; `autofuse doctor` tells more")
+    return f"cuda:{number}"
+
+
+def load_function(target: str, folder: Path) -> Callable[..., Any]:
+    """The function that PATH.py:NAME or PACKAGE.MODULE:NAME means; paths and modules are looked for from `folder`.
+
+    Raises InputError where there is none, or where its file fails.
+    """
+    place, colon, name = target.rpartition(":")
+    if not colon or not place or not all(part.isidentifier() for part in name.split(".")):
+        raise InputError(f"{target!r} names no function: write path.py:function or package.module:function")
+    found: Any = _import_file(folder / Path(place).expanduser()) if place.endswith(".py") else _import(place, folder)
+    known = sorted(k for k, v in vars(found).items() if callable(v) and getattr(v, "__module__", "") == found.__name__)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            has = f"it has {', '.join(known)}" if known else "it defines none"
+            raise InputError(f"{place} has no function {name!r}: {has}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise InputError(f"{name} in {place} is a {type(found).__name__}, not a function")
+    return cast(Callable[..., Any], found)
+
+
+def _import_file(path: Path) -> Any:
+    path = path.absolute()
+    if not path.is_file():
+        raise InputError(f"there is no file {path}")
+    name = f"_autofuse_user_{path.stem}_{abs(hash(str(path))):x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    with _Path(path.parent):
+        try:
+            spec.loader.exec_module(module)
+        except (Exception, SystemExit) as error:
+            del sys.modules[name]
+            raise InputError(f"{path} cannot be imported: {_told(error)}") from error
+    return module
+
+
+def _import(place: str, folder: Path) -> Any:
+    with _Path(folder.absolute()):
+        try:
+            return importlib.import_module(place)
+        except (Exception, SystemExit) as error:
+            raise InputError(f"the module {place} cannot be imported: {_told(error)}") from error
+
+
+class _Path:
+    """A folder in front of sys.path while a file of the user is imported, as if it were run from there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def __enter__(self) -> None:
+        sys.path.insert(0, self.folder)
+
+    def __exit__(self, *_: object) -> None:
+        sys.path.remove(self.folder)
+
+
+def _told(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames and "importlib" not in frames[-1].filename else ""
+    return f"{type(error).__name__}: {error}{at}"
+
+
+def bind(fn: Callable[..., Any], args: Mapping[str, ArgSpec], how: str = "--arg") -> tuple[ArgSpec, ...]:
+    """The arguments in the order of the function's parameters, its defaults between them. Raises InputError.
+
+    `how` is how the user gives one: an option of the command, or a key of a job file.
+    """
+    plain = getattr(fn, "fn", fn)
+    name = getattr(plain, "__name__", str(plain))
+    try:
+        parameters = inspect.signature(plain).parameters
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} has no signature that can be read: wrap it in a plain function") from error
+    takes = ", ".join(parameters) or "nothing"
+    for given in args:
+        if given not in parameters:
+            raise InputError(f"{name} has no parameter {given!r}: it takes {takes}")
+    order: list[ArgSpec] = []
+    waiting: list[Any] = []
+    for key, parameter in parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise InputError(f"{name} takes *{key}: wrap it in a function whose parameters have names")
+        if key not in args:
+            if parameter.default is parameter.empty:
+                raise InputError(f"{name} needs an argument {key!r}: give it with {how} {key}=...")
+            if parameter.kind is not parameter.KEYWORD_ONLY:
+                waiting.append(parameter.default)
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            raise InputError(
+                f"{key} of {name} can only be given by keyword: wrap it in a function where it need not be"
+            )
+        order += [ScalarSpec(default) for default in waiting]
+        waiting.clear()
+        order.append(args[key])
+    return tuple(order)

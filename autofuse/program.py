@@ -1,0 +1,190 @@
+"""A config made runnable: each segment's kernel built, the values between them allocated, views replayed on results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from . import ops
+from .chain import dim_value
+from .errors import Infeasible
+from .fusion import EAGER, Fusion, Part, Plan, Segment
+from .kernels import build
+from .kernels.base import Kind, Limits, Source, Task
+from .kernels.launch import Kernel, operand_of
+from .kernels.layout import Operand, layout_of
+from .kernels.registry import BY_NAME, kind_of
+from .reference import evaluate
+from .workload import rows_of
+
+Schedules = Sequence[Mapping[str, int | str]]
+
+
+def physical_order(strides: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...] | None:
+    """The order of dimensions in memory, outermost first, of a dense tensor; None where it is plainly contiguous.
+
+    Dimensions of extent 1 stay where they are.
+    """
+    order = sorted(range(len(sizes)), key=lambda d: (-strides[d], d))
+    return None if order == sorted(order) else tuple(order)
+
+
+def allocate(shape: Sequence[int], dtype: str, device: torch.device, order: tuple[int, ...] | None) -> torch.Tensor:
+    """A fresh tensor, laid out as eager lays it out."""
+    if order is None:
+        return torch.empty(tuple(shape), dtype=ops.TORCH[dtype], device=device)
+    return torch.empty_permuted(tuple(shape), order, dtype=ops.TORCH[dtype], device=device)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One segment ready to run: its kernel, or None where PyTorch runs its operations."""
+
+    segment: Segment
+    kernel: Kernel | None
+
+
+class Layouts:
+    """How every value of a chain lies in memory at one call: the inputs as they are, the others as eager lays them out."""
+
+    def __init__(self, fusion: Fusion, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> None:
+        self.fusion, self.chain, self.sizes = fusion, fusion.chain, dict(sizes)
+        self.orders = self._memory_orders(inputs)
+        self.operands = {k: operand_of(t) for k, t in enumerate(inputs)}
+        for value in self.orders:
+            self.operands[value] = self._operand(value)
+
+    def _memory_orders(self, inputs: Sequence[torch.Tensor]) -> dict[int, tuple[int, ...] | None]:
+        """The chain runs once without data, on tensors with the inputs' strides."""
+        metas = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in inputs]
+        wanted = list(self.chain.nodes)
+        made = evaluate(self.chain, metas, self.sizes, wanted)
+        return {i: physical_order(t.stride(), t.shape) if t.numel() and _dense(t) else None for i, t in zip(wanted, made, strict=True)}
+
+    def _operand(self, value: int) -> Operand:
+        shape = [dim_value(d, self.sizes) for d in self.chain.values[value].shape]
+        order = self.orders[value]
+        if order is None:
+            return Operand.contiguous(shape)
+        strides, step = [0] * len(shape), 1
+        for d in reversed(order):
+            strides[d] = step
+            step *= max(1, shape[d])
+        return Operand(tuple(shape), tuple(strides))
+
+    def task(self, nodes: Sequence[int], limits: Limits) -> Task:
+        """A segment as a task of the kernel kinds. Raises Infeasible where it is not one kernel."""
+        segment = self.fusion.segment(nodes)
+        mine = segment.sizes(self.sizes)
+        operands = [self.operands[v] for v in (*segment.reads, *segment.writes)]
+        return Task(segment.chain, segment.lowered, layout_of(segment.lowered, operands, mine), max(1, rows_of(mine)), limits)
+
+    def seed(self, nodes: Sequence[int], limits: Limits) -> tuple[Kind, dict[str, int | str]] | None:
+        """The kind and heuristic schedule of a segment, or None where no kernel makes it."""
+        if self.fusion.legal(nodes) is not None:
+            return None
+        try:
+            task = self.task(nodes, limits)
+            kind = kind_of(task)
+            knobs = kind.seed(task)
+            kind.emit(task, knobs)
+        except Infeasible:
+            return None
+        return kind, knobs
+
+    def plan(self, groups: Sequence[Sequence[int]], limits: Limits) -> tuple[Plan, list[dict[str, int | str]]]:
+        """The plan of these groups of nodes with heuristic schedules; PyTorch runs a group that no kernel makes."""
+        parts: list[Part] = []
+        schedules: list[dict[str, int | str]] = []
+        for nodes in groups:
+            made = self.seed(nodes, limits)
+            parts.append(Part(EAGER if made is None else made[0].name, tuple(nodes)))
+            schedules.append({} if made is None else made[1])
+        return Plan(tuple(parts)), schedules
+
+
+class Program:
+    """A config of a chain at one layout class, for any row count. Calling it gives the chain's outputs."""
+
+    def __init__(
+        self, layouts: Layouts, plan: Plan, schedules: Schedules, limits: Limits, cache: Path, device: torch.device,
+    ) -> None:  # fmt: skip
+        self.fusion, self.plan, self.chain = layouts.fusion, plan, layouts.chain
+        self.device, self.orders = device, layouts.orders
+        self.sources: list[Source | None] = []
+        self.steps: list[Step] = []
+        self._views: dict[int, Segment] = {}
+        if plan.is_eager:
+            return
+        self._check_plan()
+        for part, knobs in zip(plan.parts, schedules, strict=True):
+            kernel = source = None
+            if part.kind != EAGER:
+                task = layouts.task(part.nodes, limits)
+                kind = BY_NAME.get(part.kind)
+                if kind is None or not kind.match(task):
+                    raise Infeasible(f"{part.kind} does not make the segment of operations {part.nodes}")
+                source = kind.emit(task, knobs)
+                kernel = Kernel(task.low, task.layout, source, build.load(source, cache))
+            self.sources.append(source)
+            self.steps.append(Step(self.fusion.segment(part.nodes), kernel))
+        written = {v for s in self.steps for v in s.segment.writes}
+        # index maps of results are replayed by PyTorch, so that an output that is a view stays one
+        self.replayed = [o for o in dict.fromkeys(self.chain.outputs) if o >= self.chain.num_inputs and o not in written]
+
+    def _check_plan(self) -> None:
+        held = [n for p in self.plan.parts for n in p.nodes]
+        if sorted(held) != sorted(self.fusion.nodes):
+            raise Infeasible("the plan does not hold each operation of the chain once")
+        done: set[int] = set()
+        for p in self.plan.parts:
+            needs = set[int]().union(*(self.fusion.reads[n] for n in p.nodes))
+            if needs - done - set(p.nodes):
+                raise Infeasible("a segment of the plan reads what a later one writes")
+            done |= set(p.nodes)
+
+    def __call__(self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> list[torch.Tensor]:
+        """The chain's outputs. Inputs are never written."""
+        if self.plan.is_eager:
+            return evaluate(self.chain, inputs, sizes)
+        values: dict[int, torch.Tensor] = dict(enumerate(inputs))
+        for step in self.steps:
+            segment = step.segment
+            reads = [values[v] for v in segment.reads]
+            if step.kernel is None:
+                made = evaluate(segment.chain, reads, segment.sizes(sizes))
+            else:
+                made = [self.empty(v, sizes) for v in segment.writes]
+                step.kernel(reads, made, segment.sizes(sizes))
+            values.update(zip(segment.writes, made, strict=True))
+        for o in self.replayed:
+            self._replay(o, values, sizes)
+        return [values[o] for o in self.chain.outputs]
+
+    def empty(self, value: int, sizes: Mapping[str, int]) -> torch.Tensor:
+        """Fresh memory for a value, laid out as eager lays it out."""
+        v = self.chain.values[value]
+        return allocate([dim_value(d, sizes) for d in v.shape], v.dtype, self.device, self.orders[value])
+
+    def _replay(self, value: int, values: dict[int, torch.Tensor], sizes: Mapping[str, int]) -> None:
+        if value in values:
+            return
+        for r in self.chain.values[value].refs:
+            self._replay(r, values, sizes)
+        segment = self._views.get(value)
+        if segment is None:
+            sub, reads, symbols = self.chain.subchain([value], [value])
+            segment = self._views[value] = Segment((value,), sub, reads, (value,), tuple(symbols.items()))
+        (values[value],) = evaluate(segment.chain, [values[r] for r in segment.reads], segment.sizes(sizes))
+
+
+def _dense(t: torch.Tensor) -> bool:
+    step = 1
+    for s, n in sorted(zip(t.stride(), t.shape, strict=True)):
+        if n != 1 and s != step:
+            return False
+        step *= n
+    return True
