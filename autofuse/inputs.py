@@ -9,17 +9,11 @@ scale=0.125  causal=true         a Python scalar; a whole number needs its type:
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import inspect
 import math
 import re
-import sys
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from .errors import InputError
@@ -37,11 +31,12 @@ INTEGER_RANGE = (0, 100)
 """Integers of an argument without a range of its own are drawn from here; the end is left out."""
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_DIM = re.compile(r"(?:(\d{1,12})\*)?([A-Za-z_]\w*)(?:/(\d{1,12}))?")
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor argument. `dtype` None: the job's. Values are drawn from [low, high), or from N(0, 1) without a range."""
+    """A tensor argument. `dtype` None: the job's. Values lie in [low, high), or come from N(0, 1) without a range."""
 
     dims: tuple[int | str, ...]
     dtype: str | None = None
@@ -51,7 +46,7 @@ class TensorSpec:
     @property
     def axes(self) -> tuple[str, ...]:
         """The axis names in its shape."""
-        return tuple(d for d in self.dims if isinstance(d, str))
+        return tuple(_axis(d)[1] for d in self.dims if isinstance(d, str))
 
 
 @dataclass(frozen=True)
@@ -64,11 +59,11 @@ class ScalarSpec:
 ArgSpec = TensorSpec | ScalarSpec
 
 
-def parse_name(text: str) -> tuple[str, str]:
-    """NAME=REST, taken apart. Raises InputError."""
+def parse_name(text: str, example: str) -> tuple[str, str]:
+    """NAME=REST, taken apart. Raises InputError, which shows the example."""
     name, equals, rest = text.partition("=")
     if not equals or not _NAME.fullmatch(name.strip()) or not rest.strip():
-        raise InputError("write NAME=VALUE, as in x=rows,4096")
+        raise InputError(f"write NAME=VALUE, as in {example}")
     return name.strip(), rest.strip()
 
 
@@ -112,9 +107,29 @@ def _scalar(text: str) -> ScalarSpec | None:
 def _dim(text: str, whole: str) -> int | str:
     if re.fullmatch(r"\d{1,12}", text):
         return int(text)
-    if _NAME.fullmatch(text):
+    match = _DIM.fullmatch(text)
+    if match and match.group(3) != "0":
         return text
-    raise InputError(f"{text!r} in {whole!r} is no extent: write a whole number or the name of an axis")
+    raise InputError(
+        f"{text!r} in {whole!r} is no extent: write a whole number, the name of an axis, or 2*cols or cols/128"
+    )
+
+
+def _axis(dim: str) -> tuple[int, str, int]:
+    """An extent such as "2*cols" or "cols/128" as its factor, axis and divisor."""
+    match = _DIM.fullmatch(dim)
+    assert match is not None
+    return int(match.group(1) or 1), match.group(2), int(match.group(3) or 1)
+
+
+def _extent(dim: int | str, sizes: Mapping[str, int]) -> int:
+    if isinstance(dim, int):
+        return dim
+    times, axis, parts = _axis(dim)
+    n, rest = divmod(times * sizes[axis], parts)
+    if rest:
+        raise InputError(f"the extent {dim} is no whole number where {axis} is {sizes[axis]}")
+    return n
 
 
 def _range(text: str, dtype: str) -> tuple[float, float]:
@@ -181,6 +196,12 @@ class CaseSpec:
     sizes: tuple[tuple[str, int], ...]
     dtype: str
 
+    def check(self) -> None:
+        """Raises InputError for an extent that is no whole number."""
+        for spec in self.args:
+            for dim in spec.dims if isinstance(spec, TensorSpec) else ():
+                _extent(dim, dict(self.sizes))
+
     def make(self, device: str, seed: int) -> tuple[Any, ...]:
         """The arguments, the same ones for the same seed and device."""
         sizes = dict(self.sizes)
@@ -231,7 +252,7 @@ def make_tensor(spec: TensorSpec, sizes: Mapping[str, int], dtype: str, device: 
     """A tensor of random values: floats N(0, 1), integers in INTEGER_RANGE, bools, or what the spec's range says."""
     import torch
 
-    shape = [sizes[d] if isinstance(d, str) else d for d in spec.dims]
+    shape = [_extent(dim, sizes) for dim in spec.dims]
     name = spec.dtype or dtype
     kind: torch.dtype = getattr(torch, name)
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -245,122 +266,3 @@ def make_tensor(spec: TensorSpec, sizes: Mapping[str, int], dtype: str, device: 
         return torch.randn(shape, generator=generator, device=device, dtype=wide).to(kind)
     made = torch.rand(shape, generator=generator, device=device, dtype=wide)
     return made.mul_(spec.high - spec.low).add_(spec.low).to(kind)
-
-
-def check_device(text: str) -> str:
-    """A device that is there: cpu, cuda or cuda:N, the last with its number. Raises InputError."""
-    match = re.fullmatch(r"cpu|cuda(?::(\d+))?", text.strip())
-    if match is None:
-        raise InputError(f"{text!r} is no device: it may be cpu, cuda or cuda:N")
-    if match.group() == "cpu":
-        return "cpu"
-    import torch
-
-    number, count = int(match.group(1) or 0), torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if number >= count:
-        there = f"this machine has {count} (0 to {count - 1})" if count else "this machine has no CUDA device"
-        raise InputError(f"there is no device {text}: {there}; `autofuse doctor` tells more")
-    return f"cuda:{number}"
-
-
-def load_function(target: str, folder: Path) -> Callable[..., Any]:
-    """The function that PATH.py:NAME or PACKAGE.MODULE:NAME means; paths and modules are looked for from `folder`.
-
-    Raises InputError where there is none, or where its file fails.
-    """
-    place, colon, name = target.rpartition(":")
-    if not colon or not place or not all(part.isidentifier() for part in name.split(".")):
-        raise InputError(f"{target!r} names no function: write path.py:function or package.module:function")
-    found: Any = _import_file(folder / Path(place).expanduser()) if place.endswith(".py") else _import(place, folder)
-    known = sorted(k for k, v in vars(found).items() if callable(v) and getattr(v, "__module__", "") == found.__name__)
-    for part in name.split("."):
-        if not hasattr(found, part):
-            has = f"it has {', '.join(known)}" if known else "it defines none"
-            raise InputError(f"{place} has no function {name!r}: {has}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise InputError(f"{name} in {place} is a {type(found).__name__}, not a function")
-    return cast(Callable[..., Any], found)
-
-
-def _import_file(path: Path) -> Any:
-    path = path.absolute()
-    if not path.is_file():
-        raise InputError(f"there is no file {path}")
-    name = f"_autofuse_user_{path.stem}_{abs(hash(str(path))):x}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    with _Path(path.parent):
-        try:
-            spec.loader.exec_module(module)
-        except (Exception, SystemExit) as error:
-            del sys.modules[name]
-            raise InputError(f"{path} cannot be imported: {_told(error)}") from error
-    return module
-
-
-def _import(place: str, folder: Path) -> Any:
-    with _Path(folder.absolute()):
-        try:
-            return importlib.import_module(place)
-        except (Exception, SystemExit) as error:
-            raise InputError(f"the module {place} cannot be imported: {_told(error)}") from error
-
-
-class _Path:
-    """A folder in front of sys.path while a file of the user is imported, as if it were run from there."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = str(folder)
-
-    def __enter__(self) -> None:
-        sys.path.insert(0, self.folder)
-
-    def __exit__(self, *_: object) -> None:
-        sys.path.remove(self.folder)
-
-
-def _told(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    at = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames and "importlib" not in frames[-1].filename else ""
-    return f"{type(error).__name__}: {error}{at}"
-
-
-def bind(fn: Callable[..., Any], args: Mapping[str, ArgSpec], how: str = "--arg") -> tuple[ArgSpec, ...]:
-    """The arguments in the order of the function's parameters, its defaults between them. Raises InputError.
-
-    `how` is how the user gives one: an option of the command, or a key of a job file.
-    """
-    plain = getattr(fn, "fn", fn)
-    name = getattr(plain, "__name__", str(plain))
-    try:
-        parameters = inspect.signature(plain).parameters
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{name} has no signature that can be read: wrap it in a plain function") from error
-    takes = ", ".join(parameters) or "nothing"
-    for given in args:
-        if given not in parameters:
-            raise InputError(f"{name} has no parameter {given!r}: it takes {takes}")
-    order: list[ArgSpec] = []
-    waiting: list[Any] = []
-    for key, parameter in parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise InputError(f"{name} takes *{key}: wrap it in a function whose parameters have names")
-        if key not in args:
-            if parameter.default is parameter.empty:
-                raise InputError(f"{name} needs an argument {key!r}: give it with {how} {key}=...")
-            if parameter.kind is not parameter.KEYWORD_ONLY:
-                waiting.append(parameter.default)
-            continue
-        if parameter.kind is parameter.KEYWORD_ONLY:
-            raise InputError(
-                f"{key} of {name} can only be given by keyword: wrap it in a function where it need not be"
-            )
-        order += [ScalarSpec(default) for default in waiting]
-        waiting.clear()
-        order.append(args[key])
-    return tuple(order)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import torch
+
 from .. import ops
 from ..chain import INPUT, Arg, Chain, Dim, Dtype, Ref, Size, Value, dim_factors
 from ..decompose import expand
@@ -187,8 +189,9 @@ class Lowered:
                 e = self._read(a.index, index, mask, entry.rounds)
                 if entry.args == "own":
                     return e
+                held = self.values[a.index].dtype
                 e = b.cast(e, "bool" if first and entry.args == "cond" else target)
-                return b.round(e, rounding) if entry.rounds and entry.args == "common" else e
+                return b.round(e, rounding) if entry.rounds and entry.args == "common" and held != rounding else e
             if isinstance(a, Size):
                 if not isinstance(a.dim, int):
                     raise UnsupportedOp(f"{v.op} computes with a row count: pass it as a 0-d tensor")
@@ -196,8 +199,9 @@ class Lowered:
             if isinstance(a, (bool, int, float)):
                 if entry.args == "own":
                     return b.const(a, "float32" if isinstance(a, float) else "int64")
-                e = b.const(a, target)
-                return b.round(e, rounding) if entry.rounds and entry.args == "common" else e
+                if entry.rounds and entry.args == "common" and isinstance(a, float):
+                    a = torch.tensor(a, dtype=ops.TORCH[rounding]).item()
+                return b.const(a, target)
             if isinstance(a, tuple):
                 raise UnsupportedOp(f"{v.op} takes a list: no kernel kind lowers that")
             return a
@@ -561,13 +565,17 @@ class Lowered:
         self.spaces = self._find_spaces(cols)
 
     def _pointwise_cols(self) -> set[str]:
-        """Without reductions the columns are the innermost static axes of the largest output."""
+        """Without reductions the columns are the innermost static axes of the largest output, enough to fill a warp."""
         best: list[str] = []
         for store in self.stores:
-            if store.access.index:
-                last = [a for a, _ in store.access.index[-1].terms if isinstance(self.extents[a], int)]
-                if static_size(total(last, self.extents)) >= static_size(total(best, self.extents)):
-                    best = last
+            mine: list[str] = []
+            for i in reversed(store.access.index):
+                axes = [a for a, _ in i.terms]
+                if any(not isinstance(self.extents[a], int) for a in axes) or static_size(total(mine, self.extents)) >= 64:
+                    break
+                mine += axes
+            if static_size(total(mine, self.extents)) > static_size(total(best, self.extents)):
+                best = mine
         found = set(best)
         for store in self.stores:  # pieces of one size share an axis; others are columns of their own
             found |= {a for a in store.access.axes if isinstance(self.extents[a], int) and a not in self._common(store)}

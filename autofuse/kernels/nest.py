@@ -347,16 +347,20 @@ class Nest:
         out = ["  #pragma omp parallel num_threads((int)threads) if(threads > 1)", "  {"]
         for name, dtype, n in self.buffers.values():
             out.append(f"  {COMPUTE[dtype]} *restrict {name} = aligned_alloc(64, {(n * (8 if dtype == 'float64' else 4) + 63) // 64 * 64});")
-        units = "rows" if groups else "1"
+        # the innermost group of row axes is a loop of its own: a division a row would cost as much as a short row
+        units = "1" if not groups else "rows" if groups == 1 else f"(rows / e{groups - 1})"
         out.append(f"  #pragma omp for schedule(static, {block})")
         out.append(f"  for (int64_t unit = 0; unit < {units} * {pieces}; ++unit) {{")
         out.append(f"    int64_t left = unit / {pieces}; (void)left;" if pieces > 1 else "    int64_t left = unit; (void)left;")
         if pieces > 1:
             out.append(f"    const int64_t lo = unit % {pieces} * {chunk}, hi = lo + {chunk} < {n} ? lo + {chunk} : {n};")
-        for g in range(groups - 1, 0, -1):
+        for g in range(groups - 2, 0, -1):
             out.append(f"    const int64_t g{g} = left % e{g}; left /= e{g}; (void)g{g};")
         if groups:
             out.append("    const int64_t g0 = left; (void)g0;")
+        if groups > 1:
+            out.append(f"    for (int64_t g{groups - 1} = 0; g{groups - 1} < e{groups - 1}; ++g{groups - 1}) {{")
+            row = [*row, "    }"]
         out += row
         out.append("  }")
         out += [f"  free({name});" for name, _, _ in self.buffers.values()]

@@ -249,7 +249,7 @@ class Tiles:
         numbers = tuple(int(n[2:]) for n in inputs)
         if self.form == "flat":
             grid: tuple[object, ...] = ("flat", int(p.blocks[self.low.spaces[0][0]]))
-        elif self.form == "tile":
+        elif self.form == "tile" and self.low.spaces:
             s = self.low.spaces[0]
             grid = ("rows", self.rows, -(-self._extent(s[0]) // p.blocks[s[0]]))
         else:

@@ -1,0 +1,65 @@
+"""autofuse: tuned fused kernels for chains of PyTorch operations.
+
+    @autofuse.fuse                            a function that runs its tuned kernel
+    autofuse.tune(fn, [(x, weight), ...])     the offline job: search, check, measure, store
+    autofuse.reload()                         read the store again
+
+Tuning is imported on first use: a program that only calls fused functions never loads Optuna, SQLAlchemy or Alembic.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .dispatch import Explanation, Fused, fuse, reload
+from .errors import (
+    AutofuseError,
+    BuildError,
+    Infeasible,
+    InputError,
+    LaunchError,
+    MissError,
+    StoreCorrupt,
+    StoreError,
+    StoreNewer,
+    TraceError,
+    UnsupportedOp,
+    WorkerError,
+)
+from .result import Progress, Tuned, TuneResult
+from .version import __version__
+
+if TYPE_CHECKING:
+    from .search.tuner import tune
+
+__all__ = [
+    "AutofuseError",
+    "BuildError",
+    "Explanation",
+    "Fused",
+    "Infeasible",
+    "InputError",
+    "LaunchError",
+    "MissError",
+    "Progress",
+    "StoreCorrupt",
+    "StoreError",
+    "StoreNewer",
+    "TraceError",
+    "TuneResult",
+    "Tuned",
+    "UnsupportedOp",
+    "WorkerError",
+    "__version__",
+    "fuse",
+    "reload",
+    "tune",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "tune":
+        from .search.tuner import tune
+
+        return tune
+    raise AttributeError(f"module 'autofuse' has no attribute {name!r}")

@@ -1,0 +1,284 @@
+"""The command `autofuse`. Thin: it reads options, calls the library and prints. Torch, the store and the search are
+imported by the commands that need them, so that `--help` is quick.
+
+Exit codes: 0 done, 1 nothing valid was found, 2 bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from . import settings, tables
+from .errors import AutofuseError, InputError
+
+if TYPE_CHECKING:
+    from .job import Job, Request
+    from .result import Tuned
+    from .store.store import Store
+
+NOTHING, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+
+class _Group(TyperGroup):
+    """Prints what autofuse raises on purpose as one line; anything else is a bug, and keeps its traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except AutofuseError as error:
+            _fail(error)
+
+
+def _fail(error: AutofuseError) -> NoReturn:
+    typer.echo(f"autofuse: {error}", err=True)
+    raise typer.Exit(BAD_INPUT)
+
+
+app = typer.Typer(
+    name="autofuse",
+    help="Tunes fused kernels for PyTorch functions, and shows what was found.",
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+StoreUrl = Annotated[
+    str | None,
+    typer.Option("--store", metavar="URL", help="Result database: a file, sqlite:///FILE or postgresql://... "
+                 "[default: AUTOFUSE_STORE, or a file in the user's data folder]"),
+]  # fmt: skip
+Json = Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from .version import __version__
+
+        typer.echo(f"autofuse {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Tunes fused kernels for PyTorch functions, and shows what was found."""
+
+
+@app.command()
+def tune(
+    target: Annotated[str | None, typer.Argument(metavar="TARGET", help="path.py:function or module:function")] = None,
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arg",
+            metavar="NAME=SPEC",
+            help="An argument, once for each: x=rows,4096 (extents or axes), "
+            "labels=rows:int64:0..32000 (dtype, range), scale=0.125, n=3:int (Python scalars).",
+        ),
+    ] = None,
+    axis: Annotated[
+        list[str] | None,
+        typer.Option("--axis", metavar="NAME=N,N,...", help="The extents of an axis that the arguments name."),
+    ] = None,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option("--dtype", metavar="DTYPE,...", help="Dtypes of the arguments that name none [default: float32]"),
+    ] = None,
+    job: Annotated[Path | None, typer.Option("--job", metavar="FILE", help="A job file (TOML) with many.")] = None,
+    store: StoreUrl = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu or cuda:N [default: the GPU if there is one]")
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option("--trials", min=1, help="Most trials of a workload [default: 60]")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", min=0.1, help="Most seconds of a workload [default: 30]")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the search and of the arguments' values.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Tune a function, or a job file of many, and print what was found."""
+    wanted = _job(target, arg or [], axis or [], dtype or [], job)
+    url = settings.store_url(store) if store else settings.read().store
+    rows, failed = _run(wanted, url, device, trials, seconds, seed)
+    if rows or not failed:
+        tables.show_tuned(rows, as_json)
+    if any(row.state == "interrupted" for row in rows):
+        typer.echo(
+            "autofuse: interrupted; what was found is in the store, and the same command goes on from it", err=True
+        )
+        raise typer.Exit(INTERRUPTED)
+    if failed:
+        raise typer.Exit(BAD_INPUT)
+    if not rows or any(row.best_us is None for row in rows):
+        raise typer.Exit(NOTHING)
+
+
+def _job(target: str | None, args: list[str], axes: list[str], dtypes: list[str], file: Path | None) -> Job:
+    """What the options ask for. Raises InputError, which names the option."""
+    from . import inputs
+    from .job import DTYPE, Job, Request, load
+
+    if (target is None) == (file is None):
+        raise InputError("name a function (path.py:function or module:function), or a job file with --job FILE")
+    if file is not None:
+        for option, given in (("--arg", args), ("--axis", axes), ("--dtype", dtypes)):
+            if given:
+                raise InputError(f"{option} does not go with --job: write it into {file}")
+        return load(file)
+    assert target is not None
+    specs: dict[str, inputs.ArgSpec] = {}
+    sizes: dict[str, tuple[int, ...]] = {}
+    kinds: dict[str, None] = {}
+    option = ""
+    try:
+        for text in args:
+            option = f"--arg {text}"
+            name, rest = inputs.parse_name(text, "x=rows,4096")
+            if name in specs:
+                raise InputError(f"{name!r} is given twice")
+            specs[name] = inputs.parse_arg(rest)
+        for text in axes:
+            option = f"--axis {text}"
+            name, rest = inputs.parse_name(text, "rows=16,2048")
+            if name in sizes:
+                raise InputError(f"{name!r} is given twice: write all its values into one")
+            sizes[name] = inputs.parse_sizes(rest)
+        for text in dtypes:
+            option = f"--dtype {text}"
+            kinds |= dict.fromkeys(inputs.parse_dtypes(text))
+        option = "--axis"
+        inputs.check_axes(specs, sizes)
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from error
+    return Job((Request(target, Path(), tuple(specs.items()), tuple(sizes.items()), tuple(kinds) or (DTYPE,)),))
+
+
+def _run(
+    job: Job, url: str, device: str | None, trials: int | None, seconds: float | None, seed: int
+) -> tuple[list[Tuned], bool]:
+    """Tune everything. Also says whether a function of several could not be tuned for a reason that was printed."""
+    from .device import parse_device
+
+    place = str(parse_device(device or job.device))
+    prepared = [(request, *_prepare(request, place, seed)) for request in job.requests]  # bad input is told at once
+    from . import tune as search
+    from .errors import TraceError
+    from .progress import Reporter
+
+    rows: list[Tuned] = []
+    failed = False
+    with Reporter() as report:
+        for request, fn, cases in prepared:
+            try:
+                result = search(
+                    fn, cases, store=url, device=place, trials=trials or request.trials,
+                    seconds=seconds or request.seconds, seed=seed, progress=report, name=request.name,
+                )  # fmt: skip
+            except (TraceError, InputError) as error:
+                if len(prepared) == 1:
+                    raise type(error)(f"{request.where}{error}") from error
+                report.note(f"autofuse: {request.where}{error}")
+                failed = True
+                continue
+            rows += result.rows
+            if any(row.state == "interrupted" for row in result.rows):
+                break
+    return rows, failed
+
+
+def _prepare(request: Request, device: str, seed: int) -> tuple[Any, Any]:
+    """The function and its cases. Raises InputError."""
+    from . import functions, inputs
+
+    try:
+        fn = functions.load_function(request.function, request.folder)
+        bound = functions.bind(fn, dict(request.args), request.how)
+        specs = inputs.case_specs(bound, dict(request.axes), request.dtypes)
+        for spec in specs:
+            spec.check()
+    except InputError as error:
+        raise InputError(f"{request.where}{error}") from error
+    return fn, inputs.Cases(specs, device, seed)
+
+
+def _reading(store: str | None) -> Store:
+    from .store.store import Store
+
+    return Store.open(settings.store_url(store) if store else settings.read().store, read_only=True)
+
+
+@app.command()
+def best(store: StoreUrl = None, as_json: Json = False) -> None:
+    """The winners: one line for each workload, device and environment."""
+    with _reading(store) as opened:
+        tables.show_rows(opened.best(), tables.BEST, as_json)
+
+
+@app.command()
+def history(
+    chain: Annotated[
+        str | None,
+        typer.Option("--chain", metavar="N", help="Only of this chain: its name, id or the start of its key"),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="How many.")] = 100,
+    store: StoreUrl = None,
+    as_json: Json = False,
+) -> None:
+    """The newest trials, failed ones with their reason, newest first."""
+    with _reading(store) as opened:
+        tables.show_rows(opened.history(chain, limit), tables.HISTORY, as_json)
+
+
+@app.command()
+def show(
+    trial: Annotated[int, typer.Argument(metavar="TRIAL", help="A number that `autofuse history` prints.")],
+    store: StoreUrl = None,
+    as_json: Json = False,
+) -> None:
+    """All about one trial: times, errors, knobs, the run and the environment."""
+    with _reading(store) as opened:
+        tables.show_record(opened.show_trial(trial), as_json)
+
+
+@app.command()
+def sql(
+    query: Annotated[
+        str, typer.Argument(metavar="SELECT", help="One reading statement, over the tables and v_ views.")
+    ],
+    store: StoreUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Run a query of your own. The database itself refuses to write."""
+    with _reading(store) as opened:
+        tables.show_result(*opened.query(query), as_json)
+
+
+@app.command()
+def doctor(store: StoreUrl = None, as_json: Json = False) -> None:
+    """What this machine can do, and what to do about what it lacks."""
+    from .doctor import examine, usable
+
+    checks = examine(store)
+    tables.show_checks(checks, as_json)
+    if not usable(checks):
+        raise typer.Exit(NOTHING)
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="autofuse")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,430 @@
+"""fuse(): a function that runs its tuned kernel where the store has one, and its eager self where nothing else is right.
+
+A call that has been seen costs one look-up on exact metadata, the allocation of the outputs and the launches. A new one is
+prepared under a lock: trace, look up, build. Nothing here imports the search, Optuna, SQLAlchemy or Alembic.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+import types
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+
+from . import accuracy, capture, settings
+from .device import describe, environment, limits
+from .errors import AutofuseError, BuildError, Infeasible, InputError, LaunchError, MissError, StoreError
+from .fusion import Fusion, Plan, check
+from .program import Layouts, Program
+from .reference import evaluate, oracle
+from .store.reader import Reader
+from .store.records import BestRecord, EnvironmentRecord, WorkloadRecord
+from .trace import Traced, flatten_call, sizes_of, trace
+from .workload import layouts_of, rows_of, workload_of
+
+MAX_CALLS = 4096  # exact signatures kept a function; row counts of a server's life fit, a leak does not
+NEAR_ROWS_LOG2 = 4.0  # a config tuned at up to 16 times fewer or more rows may serve
+
+_generation = 0
+_warned: set[str] = set()
+
+
+def reload() -> None:
+    """Forget every prepared call and look-up in this process: the next calls read the store again."""
+    global _generation
+    _generation += 1
+
+
+def warn_once(key: str, text: str) -> None:
+    """One warning a process for one cause."""
+    if key not in _warned:
+        _warned.add(key)
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a call runs and why. Printing it shows plan, schedules, match tier and times; `source` the kernels."""
+
+    name: str
+    tier: str
+    note: str
+    workload: WorkloadRecord | None
+    plan: str
+    schedules: tuple[dict[str, int | str], ...]
+    median_us: float | None
+    tuned_rows: int | None
+    source: str = field(repr=False, default="")
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: {self.tier}{f' ({self.note})' if self.note else ''}"]
+        if self.workload is not None:
+            extents = "x".join(map(str, self.workload.extents)) or "scalar"
+            lines.append(f"  workload   rows {self.workload.rows}, extents {extents}, {', '.join(self.workload.dtypes)}")
+            lines.append(f"  chain      {self.workload.chain_key}")
+        lines.append(f"  plan       {self.plan}")
+        for part, schedule in zip(self.plan.split(" | "), self.schedules, strict=False):
+            knobs = ", ".join(f"{k}={v}" for k, v in schedule.items() if v != "")
+            lines.append(f"  schedule   {part}: {knobs or 'none'}")
+        if self.median_us is not None:
+            lines.append(f"  tuned      {self.median_us:.2f} µs at rows {self.tuned_rows}")
+        return "\n".join(lines)
+
+
+@dataclass
+class _Choice:
+    """A config for some row counts of a workload family, and how it was found."""
+
+    tier: str
+    note: str
+    plan: Plan
+    schedules: tuple[dict[str, int | str], ...]
+    best: BestRecord | None
+
+
+@dataclass
+class _Call:
+    """One exact signature, prepared: what runs, with which sizes, bound to which arguments."""
+
+    traced: Traced
+    program: Program | None
+    sizes: dict[str, int]
+    getters: tuple[Callable[[], torch.Tensor] | None, ...]
+    positions: tuple[int | None, ...]
+    watches: tuple[capture.Watch, ...]
+    metas: tuple[Any, ...]
+    choice: _Choice
+    workload: WorkloadRecord | None
+    checked: bool
+
+
+def _meta(t: torch.Tensor) -> tuple[Any, ...]:
+    return (t.dtype, t.shape, t.stride(), t.data_ptr() & 15, t.device)
+
+
+class Fused:
+    """A function with its tuned kernels. Call it like the function; see `explain` for what a call runs."""
+
+    def __init__(self, fn: Callable[..., Any], store: str | None = None, name: str | None = None) -> None:
+        if not callable(fn):
+            raise InputError(f"fuse takes a function, not {type(fn).__name__}")
+        self.fn = fn
+        self.name = name or getattr(fn, "__name__", type(fn).__name__)
+        self._store = store
+        self._lock = threading.RLock()
+        self._reset()
+        functools.update_wrapper(self, fn)
+
+    def _reset(self) -> None:
+        self._generation = _generation
+        self._calls: dict[Any, _Call] = {}
+        self._traces: dict[Any, tuple[Traced, Fusion, tuple[Any, ...], tuple[capture.Watch, ...]]] = {}
+        self._programs: dict[Any, Program] = {}
+        self._found: dict[str, list[BestRecord]] = {}
+        self._bad: set[Any] = set()
+        self._settings: settings.Settings | None = None
+        self._reader: Reader | None = None
+        self._disabled: bool | None = None
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<autofuse.fuse {self.name}>"
+
+    # ---- the hot path
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._generation != _generation:
+            with self._lock:
+                if self._generation != _generation:
+                    self._reset()
+        if kwargs:
+            args = flatten_call(self.fn, args, kwargs)
+        if self._disabled is None:
+            self._configure()
+        if self._disabled or torch.compiler.is_compiling():
+            return self.fn(*args)
+        key = []
+        grad = torch.is_grad_enabled()
+        for a in args:
+            if isinstance(a, torch.Tensor):
+                if (grad and a.requires_grad) or (type(a) is not torch.Tensor and type(a) is not torch.nn.Parameter):
+                    return self.fn(*args)
+                key.append(_meta(a))
+            else:
+                key.append((type(a), repr(a) if isinstance(a, float) else a))
+        if torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled() or torch._C._functorch.maybe_current_level() is not None:
+            return self.fn(*args)
+        exact = tuple(key)
+        try:
+            call = self._calls.get(exact)
+        except TypeError:
+            raise InputError(f"{self.name} got an argument that is no tensor and no number: pass tensors and numbers only") from None
+        if call is None or not self._fresh(call, grad):
+            return self._first(exact, args, grad)
+        return self._run(call, args)
+
+    def _fresh(self, call: _Call, grad: bool) -> bool:
+        """Whether what the function closes over is still as it was traced, and needs no gradient."""
+        for get, meta in zip(call.getters, call.metas, strict=True):
+            if get is not None:
+                t = get()
+                if not isinstance(t, torch.Tensor) or (grad and t.requires_grad) or _meta(t) != meta:
+                    return False
+        return all(w.same() for w in call.watches)
+
+    def _inputs(self, call: _Call, args: Sequence[Any]) -> list[torch.Tensor]:
+        return [args[p] if p is not None else g() for p, g in zip(call.positions, call.getters, strict=True)]  # type: ignore[misc]
+
+    def _run(self, call: _Call, args: Sequence[Any]) -> Any:
+        if call.program is None:
+            return self.fn(*args)
+        inputs = self._inputs(call, args)
+        device = call.program.device
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                return call.traced.unflatten(call.program(inputs, call.sizes))
+        return call.traced.unflatten(call.program(inputs, call.sizes))
+
+    # ---- preparing a call
+
+    def _configure(self) -> None:
+        with self._lock:
+            self._settings = settings.read()
+            self._disabled = self._settings.disable
+
+    def _first(self, exact: Any, args: Sequence[Any], grad: bool) -> Any:
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            warn_once(f"capture {self.name}", f"{self.name} is called for the first time with these shapes inside a CUDA graph capture: its eager function is captured; call it once before")
+            return self.fn(*args)
+        with self._lock:
+            call = self._calls.get(exact)
+            if call is None or not self._fresh(call, grad):
+                prepared = self._prepare(args, grad)
+                if prepared is None:
+                    return self.fn(*args)
+                if len(self._calls) >= MAX_CALLS:
+                    self._calls.clear()
+                call = prepared
+                result = self._checked_run(call, args)
+                self._calls[exact] = call
+                return result
+        return self._run(call, args)
+
+    def _trace(self, args: Sequence[Any]) -> tuple[Traced, Fusion, tuple[Any, ...], tuple[capture.Watch, ...]]:
+        key = tuple(
+            (a.dtype, a.dim(), a.shape[-1] if a.dim() else 0, tuple(n == 1 for n in a.shape[:-1]), a.device)
+            if isinstance(a, torch.Tensor) else (type(a), repr(a) if isinstance(a, float) else a)
+            for a in args
+        )  # fmt: skip
+        found = self._traces.get(key)
+        if found is not None and all(w.same() for w in found[3]):
+            values = [g() if g is not None else None for g in found[2]]
+            whole = [b.tensor is None or (isinstance(v, torch.Tensor) and v.shape == b.tensor.shape and v.dtype == b.tensor.dtype)
+                     for b, v in zip(found[0].bindings, values, strict=True)]  # fmt: skip
+            if all(whole) and sizes_of(found[0], args) is not None:
+                return found
+        watched = tuple(capture.watches(self.fn, args))
+        traced = trace(self.fn, args)
+        fusion = check(traced.chain, traced.lines, self.name)
+        constants = [b.tensor for b in traced.bindings if b.position is None and b.tensor is not None]
+        getters = iter(capture.find(self.fn, args, constants))
+        bound = tuple(None if b.position is not None else next(getters) for b in traced.bindings)
+        self._traces[key] = (traced, fusion, bound, watched)
+        return self._traces[key]
+
+    def _prepare(self, args: Sequence[Any], grad: bool) -> _Call | None:
+        """The prepared call, or None where the eager function is the right thing for this one call."""
+        devices = {a.device for a in args if isinstance(a, torch.Tensor) and (a.dim() or a.device.type != "cpu")}
+        if len(devices) != 1 or next(iter(devices)).type not in ("cpu", "cuda"):
+            return None  # mixed devices raise what eager raises
+        traced, fusion, getters, watched = self._trace(args)
+        inputs = [args[b.position] if b.position is not None else g() for b, g in zip(traced.bindings, getters, strict=True)]
+        if any(t.device not in devices for t in inputs) or (grad and any(t.requires_grad for t in inputs)):
+            return None
+        sizes = sizes_of(traced, [*args])
+        if sizes is None:
+            return None
+        metas = tuple(None if g is None else _meta(t) for g, t in zip(getters, inputs, strict=True))
+        positions = tuple(b.position for b in traced.bindings)
+        device = next(iter(devices))
+        work = workload_of(traced.chain, layouts_of(traced.chain, inputs), sizes)
+        choice, program = self._choose(fusion, inputs, sizes, work, device)
+        checked = choice.tier != "heuristic"
+        return _Call(traced, program, sizes, getters, positions, watched, metas, choice, work, checked)
+
+    def _best(self, family: str, device: str) -> list[BestRecord]:
+        """What the store has of a workload family, by row count; nothing, with one warning, where it cannot be read."""
+        found = self._found.get(family)
+        if found is None:
+            assert self._settings is not None
+            url = settings.store_url(self._store) if self._store else self._settings.store
+            try:
+                if self._reader is None:
+                    self._reader = Reader(url)
+                found = self._reader.best(family, device)
+            except StoreError as e:
+                warn_once(f"store {url}", f"the store is not used: {e}")
+                found = []
+            self._found[family] = found
+        return found
+
+    def _choose(self, fusion: Fusion, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int], work: WorkloadRecord, device: torch.device) -> tuple[_Choice, Program | None]:
+        assert self._settings is not None
+        name = str(device)
+        layouts = Layouts(fusion, inputs, sizes)
+        cap = limits(name)
+        cache = self._settings.cache
+        reasons = []
+        for choice in self._candidates(work, name):
+            try:
+                return choice, self._program(layouts, work, choice, cap, cache, device)
+            except (Infeasible, BuildError, InputError) as e:
+                reasons.append(f"{choice.tier}: {e}")
+        note = "; ".join(reasons) or "the store has nothing near it"
+        if self._settings.on_miss == "error":
+            raise MissError(f"{self.name} has no tuned kernel for rows {work.rows}, extents {work.extents} ({note}): run `autofuse tune` for it, or set AUTOFUSE_ON_MISS to heuristic or eager")
+        if self._settings.on_miss == "heuristic" and (fusion.chain.key, name) not in self._bad:
+            plan, schedules = layouts.plan(fusion.fused(), cap)
+            choice = _Choice("heuristic", note, plan, tuple(schedules), None)
+            try:
+                return choice, self._program(layouts, work, choice, cap, cache, device)
+            except (Infeasible, BuildError) as e:
+                warn_once(f"build {self.name}", f"{self.name} runs its eager function: {e}")
+                note = str(e)
+        return _Choice("eager", note, Plan(()), (), None), None
+
+    def _candidates(self, work: WorkloadRecord, device: str) -> list[_Choice]:
+        """Tuned configs, best first: exact rows before near ones, then by environment, verified, nearness and time."""
+        here = environment(device)
+        ranked = []
+        for best in self._best(work.family, describe(device).uid):
+            distance = abs(math.log2(max(1, best.rows)) - math.log2(max(1, work.rows)))
+            if distance > NEAR_ROWS_LOG2:
+                continue
+            near = best.rows != work.rows
+            rank, note = _environment_rank(best.environment, here)
+            ranked.append(((near, rank, not best.verified, distance, best.median_us), best, note))
+        made = []
+        for (near, *_), best, note in sorted(ranked, key=lambda r: r[0]):
+            tier = "near rows" if near else "exact"
+            text = "; ".join(x for x in (f"tuned at rows {best.rows}" if near else "", note) if x)
+            try:
+                plan = Plan.parse(best.plan)
+            except InputError:
+                continue
+            made.append(_Choice(tier, text, plan, tuple(dict(s.knobs) for s in best.schedules), best))
+        return made
+
+    def _program(self, layouts: Layouts, work: WorkloadRecord, choice: _Choice, cap: Any, cache: Path, device: torch.device) -> Program | None:
+        if choice.plan.is_eager:
+            return None
+        parts = [p.nodes for p in choice.plan.parts if p.kind != "eager"]
+        shapes = tuple(layouts.task(nodes, cap).layout for nodes in parts)
+        orders = tuple(sorted(layouts.orders.items()))
+        key = (work.family, str(choice.plan), repr(choice.schedules), shapes, orders, device)
+        found = self._programs.get(key)
+        if found is None:
+            found = self._programs[key] = Program(layouts, choice.plan, choice.schedules, cap, cache, device)
+        return found
+
+    def _checked_run(self, call: _Call, args: Sequence[Any]) -> Any:
+        """The first run: a schedule that no search has checked is compared with the oracle, and eager runs if it errs."""
+        if call.program is None:
+            return self.fn(*args)
+        inputs = self._inputs(call, args)
+        try:
+            result = self._run(call, args)
+            if not call.checked:
+                outputs = torch.utils._pytree.tree_leaves(result)
+                problem = _disagreement(call, inputs, outputs)
+                if problem:
+                    raise LaunchError(problem)
+                call.checked = True
+            return result
+        except (AutofuseError, RuntimeError) as e:
+            if call.program.device.type == "cuda" and "CUDA error" in str(e):
+                raise  # the context is lost: nothing that follows can be right
+            warn_once(f"wrong {self.name}", f"{self.name} runs its eager function: its {call.choice.tier} kernel failed ({e})")
+            self._bad.add((call.traced.chain.key, str(call.program.device)))
+            call.program = None
+            call.choice = _Choice("eager", str(e), Plan(()), (), None)
+            return self.fn(*args)
+
+    # ---- looking inside
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """What a call with these arguments runs, and why; it prepares the call but does not run it."""
+        if kwargs:
+            args = flatten_call(self.fn, args, kwargs)
+        if self._generation != _generation:
+            self._reset()
+        if self._disabled is None:
+            self._configure()
+        if self._disabled:
+            return Explanation(self.name, "eager", "AUTOFUSE_DISABLE is set", None, "eager", (), None, None)
+        with self._lock:
+            call = self._prepare(args, torch.is_grad_enabled())
+        grad = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+        if call is None or grad:
+            return Explanation(self.name, "eager", "an input needs a gradient" if grad else "mixed devices", None, "eager", (), None, None)
+        source = ""
+        if call.program is not None:
+            source = "\n\n".join(s.text for s in call.program.sources if s is not None)
+        best = call.choice.best
+        return Explanation(
+            self.name, call.choice.tier, call.choice.note, call.workload, str(call.choice.plan), call.choice.schedules,
+            best.median_us if best else None, best.rows if best else None, source,
+        )  # fmt: skip
+
+
+def _environment_rank(then: EnvironmentRecord, here: EnvironmentRecord) -> tuple[int, str]:
+    """0 the same environment; 1 the same kernels from a compiler of the same minor version; 2 a candidate."""
+    if then.uid == here.uid:
+        return 0, ""
+
+    def minor(version: str) -> str:
+        return ".".join(version.split(".")[:2])
+
+    same = minor(then.triton) == minor(here.triton) and then.compiler == here.compiler
+    if same and then.kernel_source_hash == here.kernel_source_hash:
+        return 1, ""
+    return 2, "tuned in another environment: tune again to confirm"
+
+
+def _disagreement(call: _Call, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> str:
+    """Why outputs are wrong against the float64 oracle and eager, or "" where they are right."""
+    chain = call.traced.chain
+    eager = evaluate(chain, inputs, call.sizes)
+    exact = oracle(chain, inputs, call.sizes)
+    verdict = accuracy.compare(chain, inputs, call.sizes, outputs, exact, eager)
+    return "" if verdict.ok else verdict.message
+
+
+@overload
+def fuse(fn: Callable[..., Any], *, store: str | None = None, name: str | None = None) -> Fused: ...
+@overload
+def fuse(fn: None = None, *, store: str | None = None, name: str | None = None) -> Callable[[Callable[..., Any]], Fused]: ...
+
+
+def fuse(fn: Callable[..., Any] | None = None, *, store: str | None = None, name: str | None = None) -> Any:
+    """Make a function of tensors run its tuned fused kernels.
+
+    `store` is a database URL or path (default: AUTOFUSE_STORE, else the user's data folder), opened at the first call.
+    `name` is what the database calls the chain. Inputs that need a gradient, autocast and torch.compile run the eager
+    function. Raises TraceError at the first call of a function that is no chain.
+    """
+    if fn is None:
+        return lambda f: Fused(f, store, name)
+    return Fused(fn, store, name)
+
+
+__all__ = ["Explanation", "Fused", "fuse", "reload", "rows_of"]

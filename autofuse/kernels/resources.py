@@ -1,0 +1,75 @@
+"""What a Triton kernel takes of a GPU, found by compiling it, with no GPU needed: registers, spills, shared memory."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import BuildError
+from . import build
+from .base import Source
+from .lower import Lowered
+
+TRITON_TYPES = {
+    "float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8e4nv",
+    "float8_e5m2": "fp8e5", "int8": "i8", "uint8": "u8", "int16": "i16", "int32": "i32", "int64": "i64", "bool": "i1",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Registers a thread, bytes of stack a thread (spills), bytes of shared memory a program."""
+
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+
+
+def compile_for(source: Source, low: Lowered, arch: int, cache: Path, aligned: bool = True) -> Any:
+    """The kernel compiled for sm_<arch>; `aligned`: pointers and strides divide by 16, as for ordinary tensors.
+
+    Raises BuildError where Triton refuses the source.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    function = build.load(source, cache)
+    names = list(function.arg_names)
+    signature, attrs = {}, {}
+    for k, name in enumerate(names):
+        if name.startswith("in") and name[2:].isdigit():
+            signature[name] = "*" + TRITON_TYPES[low.values[int(name[2:])].dtype]
+        elif name.startswith("out") and name[3:].isdigit():
+            signature[name] = "*" + TRITON_TYPES[low.chain.values[low.chain.outputs[int(name[3:])]].dtype]
+        else:
+            signature[name] = "i32"
+        if aligned and (signature[name] != "i32" or name not in ("rows", "numel")):
+            attrs[(k,)] = [["tt.divisibility", 16]]
+    try:
+        return triton.compile(
+            ASTSource(function, signature, {}, attrs), target=GPUTarget("cuda", arch, 32),
+            options={"num_warps": source.num_warps, "num_stages": source.num_stages},
+        )  # fmt: skip
+    except Exception as e:
+        raise BuildError(f"triton refused the kernel for sm_{arch}: {type(e).__name__}: {str(e).splitlines()[-1] if str(e) else ''}") from e
+
+
+def resources(source: Source, low: Lowered, arch: int, cache: Path) -> Resources:
+    """The resources of a kernel on sm_<arch>, read from its binary. Raises BuildError."""
+    import triton
+
+    compiled = compile_for(source, low, arch, cache)
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
+        f.write(compiled.asm["cubin"])
+        f.flush()
+        done = subprocess.run([str(tool), "-res-usage", f.name], capture_output=True, text=True, check=False)
+    found = {k: int(v) for k, v in re.findall(r"(REG|STACK|SHARED):(\d+)", done.stdout + done.stderr)}
+    if "REG" not in found:
+        raise BuildError(f"{tool} told no resources: {(done.stderr or done.stdout).strip()[:200]}")
+    return Resources(found["REG"], found["STACK"], max(compiled.metadata.shared, 0))

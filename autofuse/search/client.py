@@ -1,0 +1,207 @@
+"""The parent's side of the measuring process: start it, ask it, kill it when it hangs, start it again.
+
+A candidate that hangs, crashes or eats the memory costs one worker, never the search. The worker runs by `python -m`, so
+that scripts without a main guard, notebooks and the command all can use it; it is a session of its own, so that Ctrl-C
+reaches the parent alone, and it holds the read end of a pipe whose other end only the parent has: however the parent
+ends, the worker and the compilers that it started end too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from ..errors import WorkerError
+
+ROOT = Path(__file__).resolve().parents[2]
+_LINE_LIMIT = 2**24
+
+
+class Worker:
+    """A measuring process for one workload on one device. `setup` is the worker's first request; see worker.py.
+
+    It starts with the first request and again after each crash; WorkerError says that it cannot. A context manager.
+    """
+
+    def __init__(self, setup: Mapping[str, Any], *, timeout_s: float = 120.0) -> None:
+        self.setup, self.timeout_s = {**setup, "op": "setup"}, timeout_s
+        self.starts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._life = -1
+        self._log: IO[bytes] | None = None
+        self._pending = b""
+
+    # ---- life
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id, or None where none runs."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Start the process unless it runs. Raises WorkerError where it cannot start or refuses the setup."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self._end()
+        self._spawn()
+        answer = self._ask(self.setup, self.timeout_s)
+        if answer.get("status") != "ok":
+            self._end()
+            what = answer.get("message") or answer.get("status")
+            raise WorkerError(f"the measuring process could not be started: {what}")
+
+    def _spawn(self) -> None:
+        env = dict(os.environ)
+        env["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [env.get("PYTHONPATH")])])
+        self._log = tempfile.TemporaryFile("a+b", prefix="autofuse-worker-")  # noqa: SIM115 (closed in _end)
+        theirs, self._life = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                # -P: a file in the current folder must not stand in for a module of the worker
+                [sys.executable, "-P", "-m", "autofuse.search.worker", str(theirs)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
+                pass_fds=(theirs,), env=env, start_new_session=True, bufsize=0,
+            )  # fmt: skip
+        except OSError as e:
+            self._end()
+            raise WorkerError(f"{sys.executable} could not be started: {e}") from e
+        finally:
+            os.close(theirs)
+        self.starts += 1
+        self._pending = b""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+
+    def _end(self) -> None:
+        """Kill the process and everything it started; give back every descriptor."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+        if self._life >= 0:
+            os.close(self._life)
+            self._life = -1
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def close(self) -> None:
+        """End the process. A later request would start a new one."""
+        self._end()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self._end()
+
+    # ---- requests
+
+    def request(self, request: Mapping[str, Any], timeout_s: float | None = None) -> dict[str, Any]:
+        """The worker's answer: a dictionary with a `status` in every case ("timeout", "crashed" and their like included).
+
+        Raises WorkerError only where no worker can be started.
+        """
+        self.start()
+        answer = self._ask(request, self.timeout_s if timeout_s is None else timeout_s)
+        if answer["status"] == "crashed":
+            self._end()  # a device that has met an illegal access answers nothing sensible any more
+        return answer
+
+    def _ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        assert self._process is not None and self._log is not None
+        until = time.monotonic() + timeout_s
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._log.fileno(), 0)
+        try:
+            line = self._exchange(json.dumps(request).encode() + b"\n", until)
+        except TimeoutError:
+            self._end()
+            return {"status": "timeout", "message": f"no answer within {timeout_s:g} s"}
+        except (EOFError, OSError):
+            return self._lost()
+        except BaseException:
+            self._end()  # Ctrl-C while it measures: its late answer must not meet the next request
+            raise
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict) or not isinstance(answer.get("status"), str):
+            self._end()
+            return {"status": "crashed", "message": f"the measuring process answered nonsense: {line[:80]!r}"}
+        return answer
+
+    def _exchange(self, data: bytes, until: float) -> bytes:
+        """Send a line, read a line."""
+        assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
+        to, back = self._process.stdin.fileno(), self._process.stdout.fileno()
+        with selectors.DefaultSelector() as ready:
+            ready.register(to, selectors.EVENT_WRITE)
+            ready.register(back, selectors.EVENT_READ)
+            while True:
+                line, newline, rest = self._pending.partition(b"\n")
+                if newline:
+                    self._pending = rest
+                    return line
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError
+                for key, _ in ready.select(left):
+                    if key.fd == to:
+                        data = data[os.write(to, data) :]
+                        if not data:
+                            ready.unregister(to)
+                        continue
+                    got = os.read(back, 2**16)
+                    if not got or len(self._pending) > _LINE_LIMIT:
+                        raise EOFError
+                    self._pending += got
+
+    def _lost(self) -> dict[str, Any]:
+        """The answer of a process that has died."""
+        process = self._process
+        assert process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(2)
+        code = process.poll()
+        how = "the measuring process closed its pipe" if code is None else f"the measuring process ended with code {code}"
+        if code is not None and code < 0:
+            with contextlib.suppress(ValueError):
+                how = f"killed by {signal.Signals(-code).name}"
+        last = self._last_line()
+        self._end()
+        return {"status": "crashed", "message": f"{how}: {last}" if last else how}
+
+    def _last_line(self) -> str:
+        """The last line of the log that says something."""
+        if self._log is None:
+            return ""
+        try:
+            size = os.fstat(self._log.fileno()).st_size
+            text = os.pread(self._log.fileno(), 2**14, max(0, size - 2**14)).decode(errors="replace")
+        except OSError:
+            return ""
+        lines = [line.strip() for line in text.splitlines()]
+        return next((line for line in reversed(lines) if any(c.isalnum() for c in line)), "")[:500]
