@@ -28,6 +28,7 @@ clean:
 
 # The second try is for a CUDA build of torch, which fixes a triton of its own.
 $(STAMP): pyproject.toml constraints.txt
+	@echo "installing into $(VENV): minutes the first time"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,postgres]' || { \
 	  grep -v '^triton==' constraints.txt > $(VENV)/constraints.txt && \

@@ -15,7 +15,7 @@ import torch
 
 from ..chain import Chain, dim_value
 from ..cost import bytes_min
-from ..errors import AutofuseError, BuildError, Infeasible, InputError
+from ..errors import Infeasible, InputError
 from ..fusion import EAGER, Fusion, Plan, Segment
 from ..kernels import build
 from ..kernels.base import Limits, Source
@@ -23,47 +23,14 @@ from ..kernels.launch import Kernel
 from ..kernels.registry import BY_NAME
 from ..program import Layouts, Program, allocate
 from ..reference import evaluate
-from .check import Case, Checker, Fill, Verdict, make_cases
+from .check import Case, Checker, Fill, make_cases
+from .compare import Verdict
 from .measure import Timing, input_sets, interleave, prepare
+from .outcome import compile_triton, failure, resources
 from .recipes import Recipe, make
 
 KEPT_BYTES = 2**30  # recorded inputs and oracle results of segments; the least recently used go first
-_LOST = (
-    "illegal memory access", "device-side assert", "misaligned address", "unspecified launch failure",
-    "illegal instruction", "an illegal address", "hardware stack error", "launch timed out", "uncorrectable ecc",
-)  # fmt: skip
-
 Call = Callable[[int], Any]
-
-
-def one_line(error: BaseException) -> str:
-    """An exception as one line of text, whatever it is."""
-    try:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    except Exception:
-        lines = []
-    text = lines[0] if isinstance(error, AutofuseError) and lines else f"{type(error).__name__}: {lines[0] if lines else ''}"
-    return text.rstrip(": ")[:500]
-
-
-def failure(error: BaseException) -> dict[str, Any]:
-    """The answer that an exception means."""
-    try:
-        text = str(error).lower()
-    except Exception:
-        text = ""
-    module = type(error).__module__ or ""
-    if any(t in text for t in _LOST):
-        status = "crashed"
-    elif isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "out of memory" in text or "can't allocate memory" in text:
-        status = "out_of_memory"
-    elif isinstance(error, Infeasible) or type(error).__name__ == "OutOfResources":
-        status = "pruned"  # more shared memory, registers or threads than the device has: known only after the build
-    elif isinstance(error, BuildError) or (module.startswith("triton") and type(error).__name__ != "InterpreterError"):
-        status = "compile_error"
-    else:
-        status = "launch_error"
-    return {"status": status, "message": one_line(error)}
 
 
 class Bench:
@@ -136,8 +103,10 @@ class Bench:
 
     # ---- one segment
 
-    def _reads(self, segment: Segment, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
-        """What the segment reads, from the eager chain, in the layout that a program gives to values between segments."""
+    def _reads(
+        self, segment: Segment, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
+    ) -> tuple[torch.Tensor, ...]:
+        """What the segment reads, from the eager chain, laid out as a program lays out values between segments."""
         made = evaluate(self.chain, inputs, sizes, segment.reads)
         return tuple(
             t if v < self.chain.num_inputs else self._empty(v, sizes).copy_(t)
@@ -180,7 +149,7 @@ class Bench:
             reads = [
                 self.sets[0][v] if v < self.chain.num_inputs else self._empty(v, self.sizes) for v in segment.reads
             ]
-            facts = _compile_triton(kernel, reads, outputs, mine)
+            facts = compile_triton(kernel, reads, outputs, mine)
         return {
             "status": "ok", "compile_s": time.perf_counter() - start, "source_hash": kernel.source.hash, **facts,
         }  # fmt: skip
@@ -260,7 +229,7 @@ class Bench:
         answer: dict[str, Any] = {
             "status": "ok", "compile_s": time.perf_counter() - start, "source_hash": joined_hash(program.sources),
         }  # fmt: skip
-        return program, answer | _resources(program)
+        return program, answer | resources(program)
 
     def _checked(self, r: Mapping[str, Any], check: bool) -> tuple[Program, dict[str, Any]]:
         program, answer = self._program(r)
@@ -303,9 +272,7 @@ class _Recorded:
     """What a segment is checked and timed on."""
 
     def __init__(self, bench: Bench, segment: Segment) -> None:
-        cases = [
-            Case(c.name, bench._reads(segment, c.inputs, c.sizes), segment.sizes(c.sizes)) for c in bench.cases
-        ]
+        cases = [Case(c.name, bench._reads(segment, c.inputs, c.sizes), segment.sizes(c.sizes)) for c in bench.cases]
         self.checker = Checker(segment.chain, cases)
         self.sets = [bench._reads(segment, inputs, bench.sizes) for inputs in bench.sets]
         self.nbytes = self.checker.nbytes + sum(t.numel() * t.element_size() for s in self.sets for t in s)
@@ -332,7 +299,9 @@ def runner(program: Program) -> Callable[[Sequence[torch.Tensor], Mapping[str, i
 def joined_hash(sources: Sequence[Source | None]) -> str:
     """One name for the sources of a config's kernels: the source's own where there is one, "" where there is none."""
     hashes = [s.hash for s in sources if s is not None]
-    return hashes[0] if len(hashes) == 1 else hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:32] if hashes else ""
+    return (
+        hashes[0] if len(hashes) == 1 else hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:32] if hashes else ""
+    )
 
 
 def _errors(v: Verdict) -> dict[str, Any]:
@@ -342,50 +311,3 @@ def _errors(v: Verdict) -> dict[str, Any]:
 
 def _times(t: Timing) -> dict[str, Any]:
     return {"median_us": t.median_us, "p20_us": t.p20_us, "p80_us": t.p80_us, "samples": t.samples}
-
-
-# ---- what Triton tells of a kernel
-
-
-def _compile_triton(
-    kernel: Kernel, reads: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int],
-) -> dict[str, Any]:  # fmt: skip
-    """Compile for these arguments without launching. Raises what Triton raises."""
-    scalars = kernel.arguments(reads, outputs, sizes)
-    tensors = [reads[k] for k in kernel.source.inputs]
-    if not hasattr(kernel.loaded, "warmup") or not all(t.numel() for t in outputs):
-        return {}
-    s = kernel.source
-    grid = kernel.grid(scalars, outputs, sizes)
-    made = kernel.loaded.warmup(*tensors, *outputs, *scalars, grid=grid, num_warps=s.num_warps, num_stages=s.num_stages)
-    return _facts([made]) if made is not None else {}
-
-
-def _facts(compiled: Sequence[Any]) -> dict[str, Any]:
-    registers: list[int] = []
-    spills: list[int] = []
-    shared: list[int] = []
-    for c in compiled:
-        handles = getattr(c, "_init_handles", None)
-        if handles is not None:
-            handles()  # loads the module: registers are known only then, and OutOfResources is raised here
-        if getattr(c, "n_regs", None) is not None:
-            registers.append(int(c.n_regs))
-            spills.append(int(c.n_spills))
-        found = getattr(getattr(c, "metadata", None), "shared", None)
-        if found is not None:
-            shared.append(int(found))
-    names = (("registers", registers), ("spills", spills), ("shared_bytes", shared))
-    return {name: max(values) for name, values in names if values}
-
-
-def _resources(program: Program) -> dict[str, Any]:
-    """The largest of each resource over a config's kernels; nothing on a CPU."""
-    compiled: list[Any] = []
-    for step in program.steps:
-        caches = getattr(step.kernel.loaded, "device_caches", None) if step.kernel is not None else None
-        for cache in (caches or {}).values():
-            compiled.extend(cache[0].values())
-    return _facts(compiled)
-
-

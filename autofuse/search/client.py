@@ -1,7 +1,7 @@
 """The parent's side of the measuring process: start it, ask it, kill it when it hangs, start it again.
 
-A candidate that hangs, crashes or eats the memory costs one worker, never the search. The worker runs by `python -m`, so
-that scripts without a main guard, notebooks and the command all can use it; it is a session of its own, so that Ctrl-C
+A candidate that hangs, crashes or eats the memory costs one worker, never the search. The worker runs by `python -m`,
+so that scripts without a main guard, notebooks and the command all can use it; it is a session of its own, so that Ctrl-C
 reaches the parent alone, and it holds the read end of a pipe whose other end only the parent has: however the parent
 ends, the worker and the compilers that it started end too.
 """
@@ -41,6 +41,7 @@ class Worker:
         self._life = -1
         self._log: IO[bytes] | None = None
         self._pending = b""
+        self._owner = os.getpid()
 
     # ---- life
 
@@ -87,10 +88,11 @@ class Worker:
     def _end(self) -> None:
         """Kill the process and everything it started; give back every descriptor."""
         process, self._process = self._process, None
-        if process is not None:
+        if process is not None and os.getpid() == self._owner:  # a forked child has only copies of the descriptors
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        if process is not None:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     with contextlib.suppress(OSError):
@@ -109,7 +111,9 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -119,7 +123,7 @@ class Worker:
     # ---- requests
 
     def request(self, request: Mapping[str, Any], timeout_s: float | None = None) -> dict[str, Any]:
-        """The worker's answer: a dictionary with a `status` in every case ("timeout", "crashed" and their like included).
+        """The worker's answer: a dictionary with a `status` in every case, "timeout" and "crashed" included.
 
         Raises WorkerError only where no worker can be started.
         """
@@ -186,7 +190,9 @@ class Worker:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(2)
         code = process.poll()
-        how = "the measuring process closed its pipe" if code is None else f"the measuring process ended with code {code}"
+        how = (
+            "the measuring process closed its pipe" if code is None else f"the measuring process ended with code {code}"
+        )
         if code is not None and code < 0:
             with contextlib.suppress(ValueError):
                 how = f"killed by {signal.Signals(-code).name}"

@@ -145,7 +145,7 @@ class _Cold:
         self.run(self.turn)
         self.stop.record()
         self.stop.synchronize()
-        return 1e3 * self.start.elapsed_time(self.stop)
+        return 1e3 * float(self.start.elapsed_time(self.stop))
 
     def close(self) -> None:
         del self.run
@@ -174,7 +174,7 @@ class _Graph:
         self.graph.replay()
         self.stop.record()
         self.stop.synchronize()
-        return 1e3 * self.start.elapsed_time(self.stop) / GRAPH_CALLS
+        return 1e3 * float(self.start.elapsed_time(self.stop)) / GRAPH_CALLS
 
     def close(self) -> None:
         self.graph.reset()
@@ -266,7 +266,7 @@ def _size_class(working_set: int | None) -> int:
     largest = 128 * 2**20
     if working_set is None:
         return largest
-    return min(largest, max(2**14, 2 ** int(math.log2(max(2, working_set // 2)))))
+    return min(largest, max(2**14, 1 << max(1, working_set // 2).bit_length() - 1))
 
 
 @lru_cache

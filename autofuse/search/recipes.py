@@ -1,7 +1,7 @@
 """Recipes of input tensors: enough to make tensors like them in another process, without their data.
 
-A recipe keeps what a kernel's speed and correctness can depend on: sizes, strides, alignment, which inputs are one tensor,
-and coarse statistics of the values (a mask keeps its zeros and -inf, labels their range).
+A recipe keeps what a kernel's speed and correctness can depend on: sizes, strides, alignment, which inputs are one
+tensor, and coarse statistics of the values (a mask keeps its zeros and -inf, labels their range).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _sample(t: torch.Tensor) -> torch.Tensor:
     step = count // SAMPLE
     k = torch.arange(SAMPLE, device=t.device)
     at = k * step + (k * 2654435761) % step
-    index = []
+    index: list[torch.Tensor] = []
     for n in reversed(t.shape):
         index.insert(0, at % n)
         at = at // n
@@ -181,7 +181,8 @@ def _values(r: Recipe, count: int, device: torch.device, seed: int, bound: int |
 
 
 def make(
-    recipes: Sequence[Recipe], shapes: Sequence[Sequence[Dim]], sizes: Mapping[str, int], device: torch.device | str, seed: int,
+    recipes: Sequence[Recipe], shapes: Sequence[Sequence[Dim]], sizes: Mapping[str, int],
+    device: torch.device | str, seed: int,
 ) -> list[torch.Tensor]:  # fmt: skip
     """Tensors of these recipes at these row counts. `shapes` are the chain's inputs' shapes, with row symbols.
 

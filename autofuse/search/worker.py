@@ -1,7 +1,7 @@
 """The measuring process: builds, checks and times what it is asked, one JSON line in, one JSON line out.
 
-Started by client.py as `python -m autofuse.search.worker LIFE_FD`. Requests come on fd 0. Answers go to a private copy of
-fd 1, which itself is turned to fd 2 at once: prints and compiler dumps cannot disturb the protocol.
+Started by client.py as `python -m autofuse.search.worker LIFE_FD`. Requests come on fd 0. Answers go to a private copy
+of fd 1, which itself is turned to fd 2 at once: prints and compiler dumps cannot disturb the protocol.
 
     setup    chain, recipes, sizes, device, limits, cache, seed, protocol [, plugins: modules that register kinds]
     build    nodes, kind, knobs                          build only
@@ -9,11 +9,14 @@ fd 1, which itself is turned to fd 2 at once: prints and compiler dumps cannot d
     config   plan, schedules, check, budget_s            the whole chain
     race     configs, budget_s                           several configs, interleaved
 
-An answer's `status` is one of store.records.STATUSES. After "crashed" the process ends itself: the device is lost to it.
+An answer's `status` is one of store.records.STATUSES. After "crashed" the process ends itself: the device is lost to
+it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import math
 import os
@@ -26,6 +29,12 @@ from typing import Any
 def _watch(life: int) -> None:
     """End this process, and the compilers it started, when the parent is gone."""
     os.set_inheritable(life, False)
+    if os.getpgrp() == os.getpid() and hasattr(os, "O_ASYNC"):
+        # a compiler pass or a driver call that hangs may hold the GIL, so that no thread runs: the kernel's own signal,
+        # whose default is to end the process, needs none
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpgrp())
+            fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
 
     def wait() -> None:
         while True:
@@ -55,7 +64,8 @@ def main(argv: list[str]) -> None:
     answers = os.dup(1)
     os.dup2(2, 1)
     _watch(int(argv[1]))
-    from .bench import Bench, failure  # torch is imported only now, with the parent already watched
+    from .bench import Bench  # torch is imported only now, with the parent already watched
+    from .outcome import failure
 
     bench = Bench()
     for line in sys.stdin:
