@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
-	$(BIN)/python examples/demo.py
+	$(BIN)/python -m examples.demo
 
 test: lint
 	tests/with_postgres.sh $(BIN)/python -m pytest
@@ -21,7 +21,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/chains.py $(ARGS)
+	$(BIN)/python -m benchmarks.chains $(ARGS)
 
 clean:
 	rm -rf $(VENV) .demo build dist .mypy_cache .ruff_cache .pytest_cache

@@ -22,7 +22,7 @@ from . import accuracy, capture, settings
 from .device import describe, environment, limits
 from .errors import AutofuseError, BuildError, Infeasible, InputError, LaunchError, MissError, StoreError
 from .fusion import Fusion, Plan, check
-from .program import Layouts, Program
+from .program import Bound, Layouts, Program
 from .reference import evaluate, oracle
 from .store.reader import Reader
 from .store.records import BestRecord, EnvironmentRecord, WorkloadRecord
@@ -30,7 +30,7 @@ from .trace import Traced, flatten_call, sizes_of, trace
 from .workload import layouts_of, rows_of, workload_of
 
 MAX_CALLS = 4096  # exact signatures kept a function; row counts of a server's life fit, a leak does not
-NEAR_ROWS_LOG2 = 4.0  # a config tuned at up to 16 times fewer or more rows may serve
+NEAR_ROWS_LOG2 = 6.0  # a config tuned at up to 64 times fewer or more rows may serve
 
 _generation = 0
 _warned: set[str] = set()
@@ -95,6 +95,7 @@ class _Call:
 
     traced: Traced
     program: Program | None
+    bound: Bound | None
     sizes: dict[str, int]
     getters: tuple[Callable[[], torch.Tensor] | None, ...]
     positions: tuple[int | None, ...]
@@ -103,6 +104,8 @@ class _Call:
     choice: _Choice
     workload: WorkloadRecord | None
     checked: bool
+    device_index: int | None
+    single: bool
 
 
 def _meta(t: torch.Tensor) -> tuple[Any, ...]:
@@ -185,14 +188,17 @@ class Fused:
         return [args[p] if p is not None else g() for p, g in zip(call.positions, call.getters, strict=True)]  # type: ignore[misc]
 
     def _run(self, call: _Call, args: Sequence[Any]) -> Any:
-        if call.program is None:
+        bound = call.bound
+        if bound is None:
             return self.fn(*args)
         inputs = self._inputs(call, args)
-        device = call.program.device
-        if device.type == "cuda" and device.index != torch.cuda.current_device():
-            with torch.cuda.device(device):
-                return call.traced.unflatten(call.program(inputs, call.sizes))
-        return call.traced.unflatten(call.program(inputs, call.sizes))
+        index = call.device_index
+        if index is not None and index != torch.cuda.current_device():
+            with torch.cuda.device(index):
+                outputs = bound(inputs)
+        else:
+            outputs = bound(inputs)
+        return outputs[0] if call.single else call.traced.unflatten(outputs)
 
     # ---- preparing a call
 
@@ -259,7 +265,11 @@ class Fused:
         work = workload_of(traced.chain, layouts_of(traced.chain, inputs), sizes)
         choice, program = self._choose(fusion, inputs, sizes, work, device)
         checked = choice.tier != "heuristic"
-        return _Call(traced, program, sizes, getters, positions, watched, metas, choice, work, checked)
+        bound = None if program is None else program.bind(inputs, sizes)
+        index = device.index if device.type == "cuda" else None
+        return _Call(
+            traced, program, bound, sizes, getters, positions, watched, metas, choice, work, checked, index, traced.spec.is_leaf(),
+        )  # fmt: skip
 
     def _best(self, family: str, device: str) -> list[BestRecord]:
         """What the store has of a workload family, by row count; nothing, with one warning, where it cannot be read."""
@@ -355,7 +365,7 @@ class Fused:
                 raise  # the context is lost: nothing that follows can be right
             warn_once(f"wrong {self.name}", f"{self.name} runs its eager function: its {call.choice.tier} kernel failed ({e})")
             self._bad.add((call.traced.chain.key, str(call.program.device)))
-            call.program = None
+            call.program = call.bound = None
             call.choice = _Choice("eager", str(e), Plan(()), (), None)
             return self.fn(*args)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from .reference import evaluate
 from .workload import rows_of
 
 Schedules = Sequence[Mapping[str, int | str]]
+Bound = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 
 def physical_order(strides: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...] | None:
@@ -163,6 +164,70 @@ class Program:
         for o in self.replayed:
             self._replay(o, values, sizes)
         return [values[o] for o in self.chain.outputs]
+
+    def bind(self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Bound:
+        """The program for inputs of exactly these sizes and strides; shapes, scalars and grids are computed once, here."""
+        if self.plan.is_eager or len(self.steps) != 1 or self.steps[0].kernel is None or self.replayed:
+            return self._bind_steps(inputs, sizes)
+        (step,) = self.steps
+        assert step.kernel is not None
+        segment = step.segment
+        made = [self.empty(v, sizes) for v in segment.writes]
+        reads = [inputs[v] for v in segment.reads]
+        launch = step.kernel.bind(reads, made, segment.sizes(sizes))
+        fresh = [(t.shape, t.stride(), t.dtype) for t in made]
+        device, empty, read = self.device, torch.empty_strided, segment.reads
+        where = {v: k for k, v in enumerate(segment.writes)}
+        outputs = [(o < self.chain.num_inputs, o if o < self.chain.num_inputs else where[o]) for o in self.chain.outputs]
+
+        def run(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            outs = [empty(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in fresh]
+            launch([given[v] for v in read], outs)
+            return [given[k] if is_input else outs[k] for is_input, k in outputs]
+
+        return run
+
+    def _bind_steps(self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Bound:
+        if self.plan.is_eager:
+            return lambda given: evaluate(self.chain, given, sizes)
+        values: dict[int, torch.Tensor] = dict(enumerate(inputs))
+        runs: list[Callable[[dict[int, torch.Tensor]], None]] = []
+        for step in self.steps:
+            made = [self.empty(v, sizes) for v in step.segment.writes]
+            reads = [values[v] for v in step.segment.reads]
+            runs.append(self._bind_step(step, reads, made, step.segment.sizes(sizes)))
+            values.update(zip(step.segment.writes, made, strict=True))
+
+        def run(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            held = dict(enumerate(given))
+            for part in runs:
+                part(held)
+            for o in self.replayed:
+                self._replay(o, held, sizes)
+            return [held[o] for o in self.chain.outputs]
+
+        return run
+
+    def _bind_step(
+        self, step: Step, reads: Sequence[torch.Tensor], made: Sequence[torch.Tensor], mine: Mapping[str, int]
+    ) -> Callable[[dict[int, torch.Tensor]], None]:
+        segment, device = step.segment, self.device
+        if step.kernel is None:
+
+            def eager(held: dict[int, torch.Tensor]) -> None:
+                outs = evaluate(segment.chain, [held[v] for v in segment.reads], mine)
+                held.update(zip(segment.writes, outs, strict=True))
+
+            return eager
+        launch = step.kernel.bind(reads, made, mine)
+        fresh = [(t.shape, t.stride(), t.dtype) for t in made]
+
+        def kernel(held: dict[int, torch.Tensor]) -> None:
+            outs = [torch.empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in fresh]
+            launch([held[v] for v in segment.reads], outs)
+            held.update(zip(segment.writes, outs, strict=True))
+
+        return kernel
 
     def empty(self, value: int, sizes: Mapping[str, int]) -> torch.Tensor:
         """Fresh memory for a value, laid out as eager lays it out."""

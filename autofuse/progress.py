@@ -10,7 +10,7 @@ from typing import Any, Self
 from .result import Progress
 
 EVERY_S = 5.0
-"""Without a terminal: a line when a workload begins or ends, when a better time is found, and at least this often."""
+"""Without a terminal: a line when a workload begins, when a better time is found, and after as many seconds."""
 
 
 def describe(p: Progress) -> str:
@@ -35,10 +35,13 @@ class Reporter:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
             from rich.progress import Progress as Bar
+            from rich.table import Column
 
+            rest = Column(no_wrap=True, overflow="ellipsis", ratio=1)  # a message may be long: `history` has all of it
             self.bar = Bar(
-                TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), MofNCompleteColumn(),
-                TextColumn("{task.fields[told]}", markup=False), console=Console(stderr=True), transient=True,
+                TextColumn("{task.description}", markup=False), BarColumn(bar_width=16), MofNCompleteColumn(),
+                TextColumn("{task.fields[told]}", markup=False, table_column=rest), console=Console(stderr=True),
+                transient=True, expand=True,
             )  # fmt: skip
             self.bar.start()
         return self
@@ -54,8 +57,8 @@ class Reporter:
             return
         if self.task is None:
             self.task = self.bar.add_task("", total=1, told="")
-        told = describe(p) + (f"  {p.message}" if p.message else "")
-        self.bar.update(self.task, description=p.workload, completed=p.trial, total=p.trials, told=told)
+        told = describe(p) + (f"; {p.message}" if p.message else "")
+        self.bar.update(self.task, description=p.workload, completed=p.trial, total=max(p.trial, p.trials), told=told)
 
     def note(self, text: str) -> None:
         """Print a line that stays."""
@@ -69,9 +72,8 @@ class Reporter:
         now = time.monotonic()
         if p.workload != self.workload:
             self.workload, self.best_us, better = p.workload, None, True
-        if better or p.message or p.trial >= p.trials or now - self.printed > EVERY_S:
+        if better or now - self.printed > EVERY_S:
             self.printed = now
-            message = f"  {p.message}" if p.message else ""
-            print(f"{p.workload}: trial {p.trial}/{p.trials}, {describe(p)}{message}", file=sys.stderr, flush=True)
+            print(f"{p.workload}: trial {p.trial}/{p.trials}, {describe(p)}", file=sys.stderr, flush=True)
         if p.best_us is not None:
             self.best_us = p.best_us if self.best_us is None else min(self.best_us, p.best_us)

@@ -7,28 +7,28 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from catalogue import CATALOGUE, Entry
 
 import autofuse
 from autofuse import tables
 from autofuse.device import default_device, describe
 from autofuse.errors import InputError
 from autofuse.progress import Reporter
+from autofuse.search.measure import time_runs
 from autofuse.store.store import Store
+from examples.catalogue import CATALOGUE, Entry
 
 CHAINS = ("add_norm_act", "softmax_scale_mask", "ripple")
 SECONDS = 30.0
 TRIALS = 40
-ROUNDS = 21
+TIMING_S = 1.5  # of each chain and function
 QUERY = """
 SELECT chain, rows, cols, plan, median_us, eager_us, unfused_us, speedup_vs_eager
 FROM v_speedup ORDER BY speedup_vs_eager DESC
@@ -39,29 +39,6 @@ Call = Callable[[], Any]
 
 def say(text: str) -> None:
     print(f"\n{text}\n", flush=True)
-
-
-def once(call: Call, repeat: int, device: str) -> float:
-    """Microseconds a call, over `repeat` calls whose outputs are freed at once."""
-    start = time.perf_counter()
-    for _ in range(repeat):
-        call()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) / repeat * 1e6
-
-
-def interleaved(calls: Mapping[str, Call], device: str) -> dict[str, float]:
-    """The median time of each in µs, taken in turns, so that a slow moment of the machine hits all of them."""
-    repeat = {}
-    for name, call in calls.items():
-        once(call, 3, device)
-        repeat[name] = max(1, round(5000 / once(call, 3, device)))
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            samples[name].append(once(call, repeat[name], device))
-    return {name: statistics.median(found) for name, found in samples.items()}
 
 
 def compiled(entry: Entry, args: tuple[Any, ...]) -> Call | None:
@@ -115,7 +92,9 @@ def main() -> int:
         if inductor is not None:
             calls["compile"] = inductor
         calls["tuned"] = partial(ours, *args)
-        us = interleaved(calls, device)
+        runs = [lambda _, call=call: call() for call in calls.values()]
+        timings = time_runs(runs, device, budget_s=TIMING_S * len(runs), protocol="loop" if device == "cpu" else "cold")
+        us = {which: timing.median_us for which, timing in zip(calls, timings, strict=True)}
         other = us.get("compile")
         lines.append(
             [

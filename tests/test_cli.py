@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -351,12 +352,14 @@ def test_doctor_without_a_compiler(run: Run, monkeypatch: pytest.MonkeyPatch) ->
         build.compiler.cache_clear()
     assert done.exit_code == 1
     assert "install gcc or clang" in done.stdout
-    assert [c.what for c in doctor.examine("other.db") if not c.ok and c.what == "C compiler"] == []
 
 
 def test_doctor_says_what_is_wrong_with_the_store(run: Run, home: Path, filled: Path) -> None:
     (store,) = [c for c in doctor.examine(None) if c.what == "store"]
     assert store.ok and "3 trials" in store.found
+    (home / "empty.db").touch()
+    (store,) = [c for c in doctor.examine("empty.db") if c.what == "store"]
+    assert store.ok and "has no tables of this version: the next tuning job makes them" in store.found
     (home / "text.db").write_text("this is no database\n" * 100)
     (store,) = [c for c in doctor.examine("text.db") if c.what == "store"]
     assert not store.ok and store.remedy
@@ -414,3 +417,44 @@ def test_a_terminal_gets_a_live_bar(search: Search) -> None:
     assert process.returncode == 0 and out == b""
     assert "16x4096 bf16" in text and "7/60" in text and "a line that stays" in text
     assert "best 12.5 µs, 40% of the roofline, 21 s left" in text
+
+
+REAL = ("tune", "mine.py:add", "--device", "cpu", "--arg", "x=rows,64", "--arg", "y=64", "--axis", "rows=4,8")
+
+
+def test_a_real_job(home: Path) -> None:
+    done = subprocess_run(*REAL, "--trials", "4", "--seconds", "4", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [r["workload"].split()[-2] for r in rows] == ["4x64", "8x64"]
+    assert all(0 < r["best_us"] <= r["eager_us"] for r in rows)
+    best = json.loads(subprocess_run("best", "--json").stdout)
+    assert [(b["rows"], b["cols"], b["chain"]) for b in best] == [(4, 64, "add"), (8, 64, "add")]
+    assert [b["median_us"] for b in best] == [r["best_us"] for r in rows]
+
+
+def test_a_function_that_is_no_chain(home: Path) -> None:
+    with (home / "mine.py").open("a") as file:
+        file.write("def ordered(x: torch.Tensor) -> torch.Tensor:\n    return torch.sort(x).values\n")
+    done = subprocess_run("tune", "mine.py:ordered", "--device", "cpu", "--arg", "x=4,64")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("autofuse: ") and "sort" in line and "mine.py:7" in line
+
+
+def test_ctrl_c_ends_a_job_with_what_it_has(home: Path) -> None:
+    command = [sys.executable, "-m", "autofuse.cli", *REAL, "--trials", "100000", "--seconds", "100"]
+    env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "best -" not in line:  # the first valid result
+            break
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers as well
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert [line.split()[0] for line in out.splitlines()] == ["function", "add"]  # the second workload was not begun
+    assert "autofuse: interrupted" in err and "Traceback" not in err
+    assert json.loads(subprocess_run("history", "--json").stdout)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,12 @@ from .base import Source
 from .layout import Layout, Operand, bind
 from .lower import Lowered
 
+Launch = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
 _forked = False
+
+
+def _nothing(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+    """The launch of a kernel that has no element to write."""
 
 
 def _note_fork() -> None:
@@ -45,20 +50,29 @@ class Kernel:
 
     def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> None:
         """Run on the current stream (or this thread), writing `outputs`. Raises LaunchError where the launch fails."""
-        if any(t.numel() == 0 for t in outputs):
-            if all(t.numel() == 0 for t in outputs):
-                return
+        self.bind(inputs, outputs, sizes)(inputs, outputs)
+
+    def bind(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Launch:
+        """A launch for tensors of exactly these sizes and strides: what can be computed once is computed here."""
+        if all(t.numel() == 0 for t in outputs):
+            return _nothing
         scalars = self.arguments(inputs, outputs, sizes)
         if self.source.target == "cpu":
-            self._run_c(inputs, outputs, scalars)
-        else:
-            self._run_triton(inputs, outputs, scalars, sizes)
+            return self._bind_c(len(inputs), len(outputs), scalars)
+        return self._bind_triton(scalars, outputs, sizes)
 
-    def _run_c(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], scalars: Sequence[int]) -> None:
-        ins = (ctypes.c_void_p * max(1, len(inputs)))(*[t.data_ptr() for t in inputs])
-        outs = (ctypes.c_void_p * len(outputs))(*[t.data_ptr() for t in outputs])
+    def _bind_c(self, inputs: int, outputs: int, scalars: Sequence[int]) -> Launch:
+        ins_type, outs_type = ctypes.c_void_p * max(1, inputs), ctypes.c_void_p * outputs
         numbers = (ctypes.c_int64 * max(1, len(scalars)))(*scalars)
-        self.loaded(ins, outs, numbers, 1 if _forked else self.source.threads)
+        loaded, threads = self.loaded, self.source.threads
+
+        def launch(ins: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+            loaded(
+                ins_type(*[t.data_ptr() for t in ins]), outs_type(*[t.data_ptr() for t in outs]), numbers,
+                1 if _forked else threads,
+            )  # fmt: skip
+
+        return launch
 
     def grid(self, scalars: Sequence[int], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The number of programs along each axis of the grid."""
@@ -71,9 +85,13 @@ class Kernel:
         programs = -(-rows // int(str(kind[1])))
         return (programs, int(str(kind[2])))
 
-    def _run_triton(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], scalars: Sequence[int], sizes: Mapping[str, int]) -> None:
+    def _bind_triton(self, scalars: Sequence[int], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Launch:
         grid = self.grid(scalars, outputs, sizes)
         if not all(grid):
-            return
-        tensors = [inputs[k] for k in self.source.inputs]
-        self.loaded[grid](*tensors, *outputs, *scalars, num_warps=self.source.num_warps, num_stages=self.source.num_stages)
+            return _nothing
+        jit, reads, warps, stages = self.loaded[grid], self.source.inputs, self.source.num_warps, self.source.num_stages
+
+        def launch(ins: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+            jit(*[ins[k] for k in reads], *outs, *scalars, num_warps=warps, num_stages=stages)
+
+        return launch

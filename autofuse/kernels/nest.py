@@ -15,7 +15,7 @@ from .c_text import COMPUTE, PRELUDE, STORAGE, CPrinter, identity
 from .expr import Expr, children, walk
 from .layout import Addressing
 from .lower import Store
-from .tile import legal_stores
+from .tile import default_math, legal_stores
 
 COSTLY = {"exp", "exp2", "log", "log2", "sin", "cos", "erf", "div", "sqrt", "rsqrt", "fmod"}
 SUM_BLOCK = 2048  # columns summed in one go: partial sums keep fp32 accurate on long rows
@@ -39,7 +39,7 @@ def cpu_seed(task: Task) -> dict[str, int | str]:
     """A good C schedule without any search."""
     cols = sum(prod(int(task.low.extents[a]) for a in s) for s in task.low.spaces) or 1
     small = task.rows * cols < 16384
-    made: dict[str, int | str] = {"threads": 1 if small else task.limits.threads, "row_block": 4, "vector": 256, "math": "exact"}
+    made: dict[str, int | str] = {"threads": 1 if small else task.limits.threads, "row_block": 4, "vector": 256, "math": default_math(task)}
     if task.low.reduces:
         made["keep"] = "costly"
     elif not task.layout.flat:

@@ -6,7 +6,7 @@ from math import prod
 
 from ..errors import Infeasible
 from .base import Knob, Knobs, Source, Space, Task
-from .tile import MAX_TILE, Tiles, next_power
+from .tile import MAX_TILE, Tiles, default_math, next_power
 
 
 class Pointwise:
@@ -57,7 +57,7 @@ class Pointwise:
             from .nest import cpu_seed
 
             return cpu_seed(task)
-        common: dict[str, int | str] = {"math": "exact", "load_evict": "", "store_evict": ""}
+        common: dict[str, int | str] = {"math": default_math(task), "load_evict": "", "store_evict": ""}
         if self._flat(task):
             return {"form": "flat", "block": 1024, "num_warps": 4, **common}
         cols = next_power(self._cols(task))

@@ -6,7 +6,7 @@ from math import prod
 
 from ..errors import Infeasible
 from .base import Knob, Knobs, Source, Space, Task
-from .tile import MAX_TILE, Tiles, next_power
+from .tile import MAX_TILE, Tiles, default_math, next_power
 
 WHOLE_MAX = 2**16  # columns of a whole row in registers
 
@@ -64,7 +64,7 @@ class RowReduce:
 
             return cpu_seed(task)
         cols = _padded(task)
-        common: dict[str, int | str] = {"math": "exact", "load_evict": "", "store_evict": ""}
+        common: dict[str, int | str] = {"math": default_math(task), "load_evict": "", "store_evict": ""}
         if cols <= 2**15:
             rows = 1
             while task.low.rows and rows < 8 and cols * rows * 2 <= 2048 and task.rows >= 4 * rows * task.limits.sm_count:

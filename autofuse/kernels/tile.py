@@ -22,6 +22,13 @@ def next_power(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
+def default_math(task: Task) -> str:
+    """The math mode to begin with: results that are rounded to 16 bits or fewer hide what the fast forms lose."""
+    wide = any(task.chain.values[o].dtype in ("float32", "float64") for o in task.chain.outputs)
+    reads = any(v.dtype in ("float32", "float64") and len(v.shape) > 1 for v in task.chain.inputs)
+    return "exact" if wide and reads else "fast"
+
+
 def legal_stores(low: Lowered, mode: str) -> list[tuple[Store, Expr]]:
     """Every write with its value in a math mode."""
     legal = Legal(low.b, mode)
@@ -245,7 +252,9 @@ class Tiles:
             args["numel"] = ("numel",)
         prelude = "\n\n".join(PRELUDE[n] for n in PRELUDE if n in p.prelude)
         text = "import triton\nimport triton.language as tl\n\n\n" + (prelude + "\n\n" if prelude else "")
-        text += f"@triton.jit\ndef kernel({', '.join([*inputs, *outputs, *args])}):\n{body}\n"
+        # row counts vary from call to call: a kernel that specialised on one would be compiled again for the next
+        varying = [n for n in args if n in ("rows", "numel") or n[0] == "e"]
+        text += f"@triton.jit(do_not_specialize={varying!r})\ndef kernel({', '.join([*inputs, *outputs, *args])}):\n{body}\n"
         numbers = tuple(int(n[2:]) for n in inputs)
         if self.form == "flat":
             grid: tuple[object, ...] = ("flat", int(p.blocks[self.low.spaces[0][0]]))

@@ -26,12 +26,14 @@ PRELUDE = {
     # exp is ex2(x log2 e) in hardware, whose error grows with |x|: split the argument so that the rest is below ln2 / 2
     "af_exp": '''@triton.jit
 def af_exp(x):
-    n = tl.floor(x * 1.4426950408889634 + 0.5)
-    n = tl.minimum(tl.maximum(n, -250.0), 250.0)
-    r = (x - n * 0.693359375) + n * 2.12194440e-4
-    h = tl.floor(n * 0.5)
-    y = tl.exp(r) * tl.exp2(h) * tl.exp2(n - h)
-    y = tl.where(x > 89.0, float("inf"), tl.where(x < -104.0, 0.0, y))
+    c = tl.minimum(tl.maximum(x, -104.0), 89.0)
+    n = (c * 1.4426950408889634 + 12582912.0) - 12582912.0
+    r = (c - n * 0.693359375) + n * 2.12194440e-4
+    k = n.to(tl.int32)
+    h = k >> 1
+    low = ((h + 127) << 23).to(tl.float32, bitcast=True)
+    high = ((k - h + 127) << 23).to(tl.float32, bitcast=True)
+    y = tl.exp2(r * 1.4426950408889634) * low * high
     return tl.where(x != x, x, y)
 ''',
     "af_round": '''@triton.jit

@@ -12,11 +12,11 @@ from math import prod
 
 import torch
 
-from .. import ops
-from ..chain import Chain, Ref
+from ..chain import Chain
 from ..cost import numel
-from ..reference import evaluate, oracle, rounded
-from .compare import Expected, Verdict, flipping
+from .compare import Expected, Verdict, expect
+from .compare import compare as compare
+from .compare import flipping as flipping
 from .recipes import Recipe, make
 
 CAP = {"cpu": 2**22, "cuda": 2**25}  # elements of all values of a chain that the float64 oracle holds
@@ -128,7 +128,6 @@ class Checker:
 
     def __init__(self, chain: Chain, cases: Sequence[Case]) -> None:
         self.chain, self.cases = chain, list(cases)
-        self._flips = flipping(chain)
         self._expected: dict[int, list[Expected]] = {}
         self._floor: list[float] | None = None
 
@@ -141,45 +140,19 @@ class Checker:
             total += sum(10 * numel(self.chain.values[o].shape, case.sizes) for o in self.chain.outputs)
         return total
 
-    def _sources(self) -> dict[int, int]:
-        """Outputs that are argmax or argmin -> the value that they choose from."""
-        found = {}
-        for o in self.chain.outputs:
-            v = self.chain.values[o]
-            if v.name in ("argmax", "argmin") and isinstance(v.args[0], Ref):
-                found[o] = v.args[0].index
-        return found
-
-    def _make(self, k: int, floors: Sequence[float]) -> list[Expected]:
-        case, chain = self.cases[k], self.chain
-        chosen = self._sources()
-        wanted = [*chain.outputs, *chosen.values()]
-        right = oracle(chain, case.inputs, case.sizes, wanted)
-        eager = evaluate(chain, case.inputs, case.sizes)
-        extra = dict(zip(chosen, right[len(chain.outputs) :], strict=True))
-        made = []
-        for n, o in enumerate(chain.outputs):
-            source, dtype = extra.get(o), None
-            if source is not None:
-                dtype = ops.TORCH[chain.values[chosen[o]].dtype]
-                source = rounded(source, chain.values[chosen[o]].dtype) if dtype.is_floating_point else source
-            made.append(
-                Expected(
-                    right[n], eager[n], chain.values[o],
-                    flips=o in self._flips, source=source, source_dtype=dtype, floor=floors[n],
-                )
-            )  # fmt: skip
-        return made
+    def _make(self, k: int) -> list[Expected]:
+        case = self.cases[k]
+        return expect(self.chain, case.inputs, case.sizes, self._floor)
 
     def expected(self, k: int) -> list[Expected]:
         """What each output must be in case `k`."""
         if self._floor is None:
             last = len(self.cases) - 1  # the actual row counts: the largest sample of eager's error
-            self._expected[last] = self._make(last, [0.0] * len(self.chain.outputs))
+            self._expected[last] = self._make(last)
             self._floor = [e.eager_error for e in self._expected[last]]
         found = self._expected.get(k)
         if found is None:
-            found = self._expected[k] = self._make(k, self._floor)
+            found = self._expected[k] = self._make(k)
         return found
 
     def check(self, run: Run) -> Verdict:

@@ -1,9 +1,9 @@
 """The parent's side of the measuring process: start it, ask it, kill it when it hangs, start it again.
 
 A candidate that hangs, crashes or eats the memory costs one worker, never the search. The worker runs by `python -m`,
-so that scripts without a main guard, notebooks and the command all can use it; it is a session of its own, so that Ctrl-C
-reaches the parent alone, and it holds the read end of a pipe whose other end only the parent has: however the parent
-ends, the worker and the compilers that it started end too.
+so that scripts without a main guard, notebooks and the command all can use it. It is a session of its own, so that
+Ctrl-C reaches the parent alone, and it holds the read end of a pipe whose other end only the parent has: however the
+parent ends, the worker and the compilers that it started end too.
 """
 
 from __future__ import annotations

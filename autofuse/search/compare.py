@@ -1,21 +1,21 @@
 """Whether one output is right: compared with the float64 oracle, as far off as eager may be.
 
-A row's tolerance is twice eager's largest error in the row plus ULPS units in the last place of the output dtype at the
-row's largest |oracle|. Where the oracle or eager is not finite, the output must be what one of them is; elsewhere it must
-be finite. Indices of argmax and argmin may differ where the chosen values agree.
+A row's tolerance is twice eager's largest error in the row plus ULPS units in the last place of the output dtype at
+the row's largest |oracle|. Where the oracle or eager is not finite, the output must be what one of them is; elsewhere
+it must be finite. Indices of argmax and argmin may differ where the chosen values agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .. import ops
-from ..chain import INPUT, Chain, Value
-from ..reference import FP8_MAX
+from ..chain import INPUT, Chain, Ref, Value
+from ..reference import FP8_MAX, evaluate, oracle, rounded
 
 ULPS = 4
 ROW = 32  # elements: a shorter last axis is too small a sample of eager's error, so axes before it join the row
@@ -237,3 +237,44 @@ def flipping(chain: Chain) -> frozenset[int]:
         ):
             flips.add(i)
     return frozenset(flips)
+
+
+def _chosen_from(chain: Chain) -> dict[int, int]:
+    """Outputs that are argmax or argmin -> the value that they choose from."""
+    found = {}
+    for o in chain.outputs:
+        v = chain.values[o]
+        if v.name in ("argmax", "argmin") and isinstance(v.args[0], Ref):
+            found[o] = v.args[0].index
+    return found
+
+
+def expect(
+    chain: Chain, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int], floors: Sequence[float] | None = None
+) -> list[Expected]:
+    """What each output of a chain must be at these inputs: runs the float64 oracle and eager."""
+    chosen = _chosen_from(chain)
+    right = oracle(chain, inputs, sizes, [*chain.outputs, *chosen.values()])
+    eager = evaluate(chain, inputs, sizes)
+    sources = dict(zip(chosen, right[len(chain.outputs) :], strict=True))
+    flips = flipping(chain)
+    made = []
+    for n, o in enumerate(chain.outputs):
+        source, dtype = sources.get(o), None
+        if source is not None:
+            name = chain.values[chosen[o]].dtype
+            dtype = ops.TORCH[name]
+            source = rounded(source, name) if dtype.is_floating_point else source
+        floor = 0.0 if floors is None else floors[n]
+        made.append(
+            Expected(
+                right[n],
+                eager[n],
+                chain.values[o],
+                flips=o in flips,
+                source=source,
+                source_dtype=dtype,
+                floor=floor,
+            )
+        )
+    return made
