@@ -4,14 +4,14 @@
     autofuse.tune(fn, [(x, weight), ...])     the offline job: search, check, measure, store
     autofuse.reload()                         read the store again
 
-Tuning is imported on first use: a program that only calls fused functions never loads Optuna, SQLAlchemy or Alembic.
+What is not used is not imported: a program that only calls fused functions never loads Optuna, SQLAlchemy or Alembic,
+and the command's help does not load torch.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .dispatch import Explanation, Fused, fuse, reload
 from .errors import (
     AutofuseError,
     BuildError,
@@ -30,7 +30,10 @@ from .result import Progress, Tuned, TuneResult
 from .version import __version__
 
 if TYPE_CHECKING:
+    from .dispatch import Explanation, Fused, fuse, reload
     from .search.tuner import tune
+
+_LAZY = {"Explanation": "dispatch", "Fused": "dispatch", "fuse": "dispatch", "reload": "dispatch", "tune": "search.tuner"}
 
 __all__ = [
     "AutofuseError",
@@ -58,8 +61,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "tune":
-        from .search.tuner import tune
+    if name not in _LAZY:
+        raise AttributeError(f"module 'autofuse' has no attribute {name!r}")
+    from importlib import import_module
 
-        return tune
-    raise AttributeError(f"module 'autofuse' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f".{_LAZY[name]}", __name__), name)
+    return value

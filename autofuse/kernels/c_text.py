@@ -120,24 +120,6 @@ AF float af_exp_fast(float x) {
   y = x > 88.72f ? INFINITY : y;
   return x < -87.3f ? 0.0f : y;
 }
-/* a rational fit of our own over |x| <= 3.925, where erf is 1 in fp32: 6 units in the last place */
-AF float af_erf_fast(float x) {
-  float c = x < -3.925f ? -3.925f : x;
-  c = c > 3.925f ? 3.925f : c;
-  float t = c * c;
-  float p = 2.0460213e-6f, q = 3.8047539e-5f;
-  p = p * t + 2.8484024e-4f;
-  p = p * t + 3.7724681e-3f;
-  p = p * t + 5.2769039e-2f;
-  p = p * t + 1.9059205e-1f;
-  p = p * t + 1.1283791f;
-  q = q * t + 1.1638358e-3f;
-  q = q * t + 1.4983035e-2f;
-  q = q * t + 1.1418199e-1f;
-  q = q * t + 5.0224054e-1f;
-  q = q * t + 1.0f;
-  return c * p / q;
-}
 #define AF_EXTREMES(T, S) \
   AF T af_max##S(T a, T b) { return ((a > b) | (a != a)) ? a : b; } \
   AF T af_min##S(T a, T b) { return ((a < b) | (a != a)) ? a : b; }
@@ -258,8 +240,6 @@ class CPrinter(Printer):
             if e.dtype == "float64":
                 return f"exp({x})"
             return f"af_exp_fast({x})" if self.math == "fast" else f"af_exp({x})"
-        if op == "erf" and self.math == "fast" and f:
-            return f"af_erf_fast({x})"
         if op == "rsqrt":
             return f"1.0{f} / sqrt{f}({x})"
         if op in CALLS:

@@ -248,12 +248,10 @@ class Tiles:
         outputs = [f"out{k}" for k in range(len(self.low.chain.outputs))]
         body = "\n".join(p.lines)
         args = {n: s for n, s in self.addressing.args.items() if n == "rows" or _uses(body, n)}
-        if self.form == "flat":
-            args["numel"] = ("numel",)
         prelude = "\n\n".join(PRELUDE[n] for n in PRELUDE if n in p.prelude)
         text = "import triton\nimport triton.language as tl\n\n\n" + (prelude + "\n\n" if prelude else "")
         # row counts vary from call to call: a kernel that specialised on one would be compiled again for the next
-        varying = [n for n in args if n in ("rows", "numel") or n[0] == "e"]
+        varying = [n for n in args if n == "rows" or n[0] == "e"]
         text += f"@triton.jit(do_not_specialize={varying!r})\ndef kernel({', '.join([*inputs, *outputs, *args])}):\n{body}\n"
         numbers = tuple(int(n[2:]) for n in inputs)
         if self.form == "flat":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from math import prod
 
 from ..errors import Infeasible, UnsupportedOp
 from .emit import Printer
@@ -129,6 +130,11 @@ class TritonPrinter(Printer):
     def prologue(self, groups: int) -> None:
         """The program's rows and where each group of row axes stands."""
         self.line("pid = tl.program_id(0)")
+        if self.flat:
+            # a product, so that the compiler knows that the columns' count divides it and keeps the mask in wide pieces
+            cols = prod(self.extent(a) for a in self.low.spaces[0])
+            self.line(f"numel = rows.to(tl.int64) * {cols}")
+            self.line(f"first = pid.to(tl.int64) * {self.blocks[self.low.spaces[0][0]]}")
         if self.flat or not groups:
             return
         if self.rowdim:
@@ -161,7 +167,7 @@ class TritonPrinter(Printer):
 
     def _pointer(self, name: str, a: Address, space: tuple[str, ...] | None) -> str:
         if self.flat:
-            return f"{name} + pid.to(tl.int64) * {self.blocks[self.low.spaces[0][0]]} + {self.column[self.low.spaces[0][0]]}" if a.rows or a.cols else name
+            return f"{name} + first + {self.column[self.low.spaces[0][0]]}" if a.rows or a.cols else name
         rows = []
         for g, arg in a.rows:
             key = ("row", g, arg)
@@ -188,7 +194,7 @@ class TritonPrinter(Printer):
 
     def _masks(self, a: Address, space: tuple[str, ...] | None, axes: frozenset[str], extra: Expr | None = None) -> list[str]:
         if self.flat:
-            return [f"pid.to(tl.int64) * {self.blocks[self.low.spaces[0][0]]} + {self.column[self.low.spaces[0][0]]} < numel"] if a.rows or a.cols else []
+            return [f"first + {self.column[self.low.spaces[0][0]]} < numel"] if a.rows or a.cols else []
         masks = []
         if self.rowdim and (a.rows or axes & set(self.low.rows)):
             masks.append("row_ok" + (self.expand(0, self.rank(space)) if space is not None else ""))

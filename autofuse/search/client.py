@@ -41,6 +41,7 @@ class Worker:
         self._life = -1
         self._log: IO[bytes] | None = None
         self._pending = b""
+        self._taken = False  # whether the worker has read the request that is being answered
         self._owner = os.getpid()
 
     # ---- life
@@ -62,8 +63,21 @@ class Worker:
             what = answer.get("message") or answer.get("status")
             raise WorkerError(f"the measuring process could not be started: {what}")
 
+    def prepare(self, setup: Mapping[str, Any]) -> None:
+        """Start the process, or turn the running one to another workload. Raises WorkerError where it refuses."""
+        self.setup = {**setup, "op": "setup"}
+        if self._process is None or self._process.poll() is not None:
+            self.start()
+            return
+        answer = self._ask(self.setup, self.timeout_s)
+        if answer.get("status") != "ok":
+            self._end()
+            self.start()
+
     def _spawn(self) -> None:
-        env = dict(os.environ)
+        # glibc raises its mmap threshold as a process goes on, which makes a large output cheap in one process and a run of
+        # page faults in the next: fixed at its greatest, times of a CPU kernel are its own
+        env = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "1073741824", **os.environ}
         env["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [env.get("PYTHONPATH")])])
         self._log = tempfile.TemporaryFile("a+b", prefix="autofuse-worker-")  # noqa: SIM115 (closed in _end)
         theirs, self._life = os.pipe()
@@ -128,7 +142,11 @@ class Worker:
         Raises WorkerError only where no worker can be started.
         """
         self.start()
-        answer = self._ask(request, self.timeout_s if timeout_s is None else timeout_s)
+        limit = self.timeout_s if timeout_s is None else timeout_s
+        answer = self._ask(request, limit)
+        if answer["status"] == "crashed" and not self._taken:  # it died before this request: no fault of the candidate
+            self.start()
+            answer = self._ask(request, limit)
         if answer["status"] == "crashed":
             self._end()  # a device that has met an illegal access answers nothing sensible any more
         return answer
@@ -136,6 +154,7 @@ class Worker:
     def _ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         assert self._process is not None and self._log is not None
         until = time.monotonic() + timeout_s
+        self._taken = False
         with contextlib.suppress(OSError):
             os.ftruncate(self._log.fileno(), 0)
         try:
@@ -168,7 +187,10 @@ class Worker:
                 line, newline, rest = self._pending.partition(b"\n")
                 if newline:
                     self._pending = rest
-                    return line
+                    if line:
+                        return line
+                    self._taken = True
+                    continue
                 left = until - time.monotonic()
                 if left <= 0:
                     raise TimeoutError

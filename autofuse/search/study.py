@@ -176,7 +176,7 @@ def optimistic(best_us: float, trials: int, bound_us: float) -> float:
     """What a segment may still reach: large hope when little was tried, shrinking with trials, never under its roofline."""
     if math.isinf(best_us):
         return bound_us
-    hope = 0.5 / (1.0 + trials / 6.0)
+    hope = 1.0 / (1.0 + trials / 5.0)
     return max(bound_us, best_us * (1.0 - hope))
 
 

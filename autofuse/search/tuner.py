@@ -193,9 +193,9 @@ class _Run:
     # ---- trials
 
     def trial(self, record: TrialRecord) -> None:
-        """Commit a trial, and count it."""
+        """Commit a trial, and count it; finalists are measured again beyond the budget's count."""
         self.store.add_trial(self.run_id, record)
-        self.done += 1
+        self.done = min(self.done + 1, self.trials_budget)
         self.report(f"{record.status}: {record.message}" if record.status != "ok" else "")
 
     def try_segment(self, worker: Worker, part: _Part, knobs: Mapping[str, int | str], source_hash: str, kind: str) -> float | None:
@@ -276,7 +276,7 @@ class _Run:
     def search(self, worker: Worker) -> None:
         """Spend the budget."""
         while not self.spent():
-            if self.best_us() * ENOUGH <= self.roofline_us:
+            if ENOUGH <= self.roofline_us / self.best_us() < 1.1:  # far above 1 the ceiling was measured badly
                 self.reason = f"{100 * self.roofline_us / self.best_us():.0f}% of the roofline is reached"
                 return
             part = self.next_part()
@@ -440,9 +440,10 @@ def tune(
     title = name or own or getattr(plain, "__name__", type(plain).__name__)
     url = settings.store_url(store) if store else settings.read().store
     rows: list[Tuned] = []
-    with Store.open(url) as opened:
+    with Store.open(url) as opened, Worker({}, timeout_s=120.0) as worker:
         for case in cases:
-            row, interrupted = _tune_one(plain, case, title, opened, device, trials, seconds, seed, progress)
+            run = _run_of(plain, case, title, opened, device, trials, seconds, seed, progress)
+            row, interrupted = _drive(run, worker)
             rows.append(row)
             if interrupted:
                 break
@@ -450,10 +451,11 @@ def tune(
     return TuneResult(tuple(rows))
 
 
-def _tune_one(
+def _run_of(
     fn: Callable[..., Any], case: Sequence[Any], title: str, store: Store, device: str | None, trials: int, seconds: float,
     seed: int, progress: ProgressCallback | None,
-) -> tuple[Tuned, bool]:  # fmt: skip
+) -> _Run:  # fmt: skip
+    """The run of one case, its function traced and its inputs in hand."""
     args = flatten_call(fn, tuple(case) if isinstance(case, (tuple, list)) else (case,), {})
     traced = trace(fn, args)
     fusion = check(traced.chain, traced.lines, title)
@@ -471,11 +473,11 @@ def _tune_one(
     where = str(parse_device(found.pop()))
     if any(t.numel() == 0 for t in inputs):
         raise InputError(f"{title}: a case of no elements takes no time; give it at least one row")
-    run = _Run(title, traced, fusion, [t.detach() for t in inputs], sizes, where, trials, seconds, seed, store, progress)
-    return _drive(run)
+    return _Run(title, traced, fusion, [t.detach() for t in inputs], sizes, where, trials, seconds, seed, store, progress)
 
 
-def _drive(run: _Run) -> tuple[Tuned, bool]:
+def _drive(run: _Run, worker: Worker) -> tuple[Tuned, bool]:
+    """Search, finish, and keep the winner; whether Ctrl-C ended it."""
     record, env = describe(run.device), environment(run.device)
     chain = ChainRecord(run.chain.key, run.name, run.chain.graph)
     run.run_id = run.store.begin_run(
@@ -486,21 +488,20 @@ def _drive(run: _Run) -> tuple[Tuned, bool]:
     incumbent = _incumbent(run, record.uid, env.uid)
     run.reason = "interrupted"
     try:
-        with Worker(_setup(run), timeout_s=120.0) as worker:
-            try:
-                run.make_parts()
-                run.resume(env.uid, record.uid)
-                run.transfer(record.uid)
-                run.seeds(worker)
-                run.search(worker)
-            except KeyboardInterrupt:
-                interrupted, run.reason = True, "interrupted"
-            winner = min(run.configs.values(), key=lambda c: c[1], default=None) if interrupted else run.finish(worker, incumbent)
-        state = "interrupted" if interrupted else "done" if winner is not None else "failed"
-        if winner is None and not interrupted:
+        worker.prepare(_setup(run))
+        run.started = time.monotonic()  # the budget is for the search; starting a process is not part of it
+        run.make_parts()
+        run.resume(env.uid, record.uid)
+        run.transfer(record.uid)
+        run.seeds(worker)
+        run.search(worker)
+        winner = run.finish(worker, incumbent)
+        state = "done" if winner is not None else "failed"
+        if winner is None:
             run.reason = "no config was valid: see `autofuse history`"
     except KeyboardInterrupt:
         interrupted, state, run.reason = True, "interrupted", "interrupted"
+        worker.close()
         winner = min(run.configs.values(), key=lambda c: c[1], default=None)
     finally:
         if winner is not None:

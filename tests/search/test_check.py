@@ -11,7 +11,7 @@ import torch
 import autofuse.search.compare
 from autofuse.chain import Chain
 from autofuse.reference import evaluate
-from autofuse.search.check import Case, Checker, Fill, case_sizes, check_program, make_cases
+from autofuse.search.check import Case, Checker, Fill, _repeats, case_sizes, check_program, make_cases
 from autofuse.search.recipes import recipes_of
 from autofuse.trace import trace
 
@@ -129,6 +129,20 @@ def test_layout_is_eagers() -> None:
 
 def test_number_of_outputs() -> None:
     assert "outputs" in check_program(lambda i, s, f: [], CHAIN, CASES).message
+
+
+def test_unwritten_memory_that_is_right_by_chance() -> None:
+    """The first poison, as integers, is -1: only the second one shows that nothing was written."""
+    chain = trace(lambda x: x - 1, (torch.zeros(16, 64, dtype=torch.int32),)).chain
+    cases = make_cases(chain, recipes_of([torch.zeros(16, 64, dtype=torch.int32)]), {"s0": 16}, CPU)
+    v = check_program(lambda i, s, f: [f(torch.empty_like(i[0]))], chain, cases)
+    assert not v.ok and "two runs" in v.message
+
+
+def test_any_nan_repeats_any_other() -> None:
+    a = torch.tensor([0x7FC00000, 1], dtype=torch.int32).view(torch.float32)
+    b = torch.tensor([0x7FC00001, 1], dtype=torch.int32).view(torch.float32)
+    assert _repeats(a, b) and not _repeats(a, b.flip(0))
 
 
 def test_nan_repeats() -> None:

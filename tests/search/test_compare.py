@@ -148,6 +148,9 @@ def test_flips_of_floats() -> None:
     assert judge(y, o, e, flips=True).ok and not judge(y, o, e).ok
     y[6, 0] = 2.0
     assert not judge(y, o, e, flips=True).ok
+    e[40, :2] = 2.0
+    e[41:, 0] = 1.0
+    assert judge(y, o, e, flips=True).ok, "where eager flips too, twice as many may"
     small = torch.ones(1, 8, dtype=torch.float64)
     z = small.float()
     z[0, :2] = 2.0

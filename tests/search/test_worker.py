@@ -127,7 +127,6 @@ def test_killed_from_outside(segment: Ask, worker: Worker) -> None:
     assert_usable(segment)
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGKILL)  # between requests: nothing is lost
-    assert gone(worker.pid, 2)
     assert_usable(segment)
     pid = worker.pid
     threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
