@@ -138,15 +138,25 @@ def _nonan(op: str) -> Lower:
     return lower
 
 
+def _half_exp(b: Builder, a: Expr) -> Expr:
+    """exp(a) / 2, which is finite for a little longer than exp(a)."""
+    e = b("exp", b("mul", a, _one(b, a, 0.5)))
+    return b("mul", b("mul", e, _one(b, a, 0.5)), e)
+
+
 def _sinh(b: Builder, x: Expr) -> Expr:
-    t = b("expm1", b("abs", x))
+    a = b("abs", x)
+    t = b("expm1", a)
     half = b("mul", b("add", t, b("div", t, b("add", t, _one(b, x)))), _one(b, x, 0.5))
+    half = b("where", b("lt", a, _one(b, x, 80)), half, _half_exp(b, a))
     return b("where", b("lt", x, _one(b, x, 0)), b("neg", half), half)
 
 
 def _cosh(b: Builder, x: Expr) -> Expr:
-    e = b("exp", b("abs", x))
-    return b("mul", b("add", e, b("div", _one(b, x), e)), _one(b, x, 0.5))
+    a = b("abs", x)
+    e = b("exp", a)
+    half = b("mul", b("add", e, b("div", _one(b, x), e)), _one(b, x, 0.5))
+    return b("where", b("lt", a, _one(b, x, 80)), half, _half_exp(b, a))
 
 
 def _log10(b: Builder, x: Expr) -> Expr:

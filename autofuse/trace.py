@@ -8,6 +8,7 @@ environment's guards are read afterwards), or freeze a closure's tensor (it is a
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import warnings
@@ -59,19 +60,37 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], ones: bool | None = None)
     """Trace `fn` over flat positional arguments: tensors (of any shape) and Python scalars.
 
     `ones` says whether leading axes of extent 1 are static (they broadcast) or rows like any other; None tries rows
-    first. Scalars are part of the structure. Raises TraceError (or UnsupportedOp), which names the operation and line.
+    first. The last axis is static, but for a vector that only makes sense as one number a row. Scalars are part of the structure. Raises TraceError (or UnsupportedOp), which names the operation and line.
     """
-    if ones is None:
-        has_ones = any(isinstance(a, torch.Tensor) and 1 in a.shape[:-1] for a in args)
-        if not has_ones:
-            return _trace(fn, args, False)
-        try:
-            traced = _trace(fn, args, False)
-        except TraceError:
-            return _trace(fn, args, True)
-        sizes = sizes_of(traced, args)
-        return traced if sizes is not None else _trace(fn, args, True)
-    return _trace(fn, args, ones)
+    try:
+        return _trace_ones(fn, args, ones, frozenset())
+    except UnsupportedOp:
+        raise
+    except TraceError:
+        for vectors in _row_vectors(args):
+            with contextlib.suppress(TraceError):
+                return _trace_ones(fn, args, ones, vectors)
+        raise
+
+
+def _row_vectors(args: Sequence[Any]) -> list[frozenset[int]]:
+    """Which 1-D arguments may hold one number a row (labels, scales): as long as a leading axis is. Best guess first."""
+    tensors = {k: a for k, a in enumerate(args) if isinstance(a, torch.Tensor)}
+    leading = {n for a in tensors.values() for n in a.shape[:-1]}
+    found = [k for k, a in tensors.items() if a.dim() == 1 and a.shape[0] in leading]
+    return list(dict.fromkeys([frozenset(found), *(frozenset({k}) for k in found)])) if found else []
+
+
+def _trace_ones(fn: Callable[..., Any], args: Sequence[Any], ones: bool | None, vectors: frozenset[int]) -> Traced:
+    if ones is not None:
+        return _trace(fn, args, ones, vectors)
+    if not any(isinstance(a, torch.Tensor) and 1 in a.shape[:-1] for a in args):
+        return _trace(fn, args, False, vectors)
+    try:
+        traced = _trace(fn, args, False, vectors)
+    except TraceError:
+        return _trace(fn, args, True, vectors)
+    return traced if sizes_of(traced, args) is not None else _trace(fn, args, True, vectors)
 
 
 def sizes_of(traced: Traced, args: Sequence[Any]) -> dict[str, int] | None:
@@ -90,7 +109,9 @@ def sizes_of(traced: Traced, args: Sequence[Any]) -> dict[str, int] | None:
     return sizes
 
 
-def _fake_args(args: Sequence[Any], env: ShapeEnv, mode: FakeTensorMode, ones: bool) -> tuple[list[Any], dict[str, str]]:
+def _fake_args(
+    args: Sequence[Any], env: ShapeEnv, mode: FakeTensorMode, ones: bool, vectors: frozenset[int]
+) -> tuple[list[Any], dict[str, str]]:
     from torch._dynamo.source import ConstantSource
 
     fakes: list[Any] = []
@@ -105,7 +126,7 @@ def _fake_args(args: Sequence[Any], env: ShapeEnv, mode: FakeTensorMode, ones: b
             raise TraceError(f"argument {k} has dtype {arg.dtype}: autofuse takes {', '.join(ops.STORAGE.values())}")
         dims: list[Any] = []
         for axis, n in enumerate(arg.shape):
-            if axis == arg.dim() - 1 or (ones and n == 1):
+            if (axis == arg.dim() - 1 and k not in vectors) or (ones and n == 1):
                 dims.append(int(n))
                 continue
             source = ConstantSource(f"arg{k}_axis{axis}")
@@ -145,10 +166,10 @@ def _at(line: str) -> str:
     return f" at {line}" if line else ""
 
 
-def _trace(fn: Callable[..., Any], args: Sequence[Any], ones: bool) -> Traced:
+def _trace(fn: Callable[..., Any], args: Sequence[Any], ones: bool, vectors: frozenset[int] = frozenset()) -> Traced:
     env = ShapeEnv(duck_shape=False, specialize_zero_one=True)
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
-    fakes, where = _fake_args(args, env, mode, ones)
+    fakes, where = _fake_args(args, env, mode, ones, vectors)
     tensors = [k for k, a in enumerate(args) if isinstance(a, torch.Tensor)]
     spec: Any = None
 
@@ -169,8 +190,8 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], ones: bool) -> Traced:
         raise
     except Exception as e:
         raise TraceError(_explain(name, e)) from e
-    _check_guards(name, env, where)
-    return Reader(name, env, gm, tensors, spec).read()
+    gathers = any(node.target is aten.gather.default for node in gm.graph.nodes)
+    return Reader(name, env, gm, tensors, spec, _check_guards(name, env, where, gathers)).read()
 
 
 def _user_line(e: BaseException) -> str:
@@ -192,12 +213,21 @@ def _explain(name: str, e: Exception) -> str:
     return f"{name} cannot be traced{_at(_user_line(e))}: {kind}: {text[:300]}"
 
 
-def _check_guards(name: str, env: ShapeEnv, where: Mapping[str, str]) -> None:
-    """An equality of two row counts is kept (the chain has one symbol for both); any other guard is an error."""
+def _check_guards(name: str, env: ShapeEnv, where: Mapping[str, str], gathers: bool) -> dict[str, str]:
+    """An equality of two row counts is kept (the chain has one symbol for both); any other guard is an error.
+
+    A gather takes an index of fewer rows too; a chain with one takes equal rows: symbols that are renamed are returned.
+    """
     import sympy
 
+    renamed: dict[str, str] = {}
     for guard in env.guards:
         expr = guard.expr
+        if gathers and isinstance(expr, (sympy.Le, sympy.Ge)) and all(isinstance(env.replace(s), sympy.Symbol) for s in expr.args):
+            a, b = (str(env.replace(s)) for s in expr.args)
+            a, b = renamed.get(a, a), renamed.get(b, b)
+            renamed |= {k: b for k in (a, *(k for k, v in renamed.items() if v == a)) if k != b}
+            continue
         if isinstance(expr, sympy.Eq) and all(isinstance(side, sympy.Symbol) for side in expr.args):
             continue
         if env.replace(expr) in (sympy.true, True):
@@ -217,6 +247,7 @@ def _check_guards(name: str, env: ShapeEnv, where: Mapping[str, str]) -> None:
                 f"{name} works only where {where.get(str(symbol), symbol)} is {to}: a leading axis must take any size; "
                 "keep this part outside the function"
             )
+    return renamed
 
 
 def _stack_line(stack: Any) -> str:
@@ -413,15 +444,27 @@ class Reader:
             name = "to" if name == "convert_element_type" else name
         elif target.namespace != "aten":
             raise UnsupportedOp(f"{target} in {self.name}{_at(_line(node))} is not an ATen operation: no kernel kind lowers it")
+        bound = _bind(target, node)
+        if name in ("dropout", "rrelu") and not bound.get("train", bound.get("training", False)):
+            return self.evaluated(node, name, bound)
         if torch.Tag.nondeterministic_seeded in target.tags:
             raise UnsupportedOp(f"{name} in {self.name}{_at(_line(node))} is random: draw the numbers outside and pass them in")
         value = node.meta.get("val")
         if isinstance(value, (torch.SymInt, int)) and name in ("sym_size", "sym_numel", "sym_stride"):
             return Size(self.dim(value, node))
-        bound = _bind(target, node)
+        if name == "detach_":
+            return int(self.of[bound["self"]])
         if name.endswith("_") and not name.endswith("__") and not name.startswith("_"):
             return self.inplace(node, target, name, bound)
         return self.functional(node, target, name, bound)
+
+    def evaluated(self, node: torch.fx.Node, name: str, bound: dict[str, Any]) -> int:
+        """An operation that is random in training only, as it is in evaluation."""
+        if name == "dropout":
+            return int(self.of[bound["input"]])
+        slope = (bound.get("lower", 1 / 8) + bound.get("upper", 1 / 3)) / 2
+        source = self.of[bound["self"]]
+        return self.add(node, "aten.leaky_relu.default", (Ref(source), slope), self.shape(node), node.meta["val"].dtype)
 
     def inplace(self, node: torch.fx.Node, target: Any, name: str, bound: dict[str, Any]) -> int:
         first = next(iter(bound.values()))
@@ -450,7 +493,9 @@ class Reader:
             made = self.functional(node, functional, name[:-1], bound)
             if self.values[made].dtype != v.dtype:
                 made = self.add(node, "aten.to.dtype", (Ref(made), Dtype(v.dtype)), v.shape, ops.TORCH[v.dtype])
-        self.of[first] = made
+        for other, held in self.of.items():  # detach() and the like gave the same tensor another name
+            if isinstance(held, int) and held == number:
+                self.of[other] = made
         return made
 
     def functional(self, node: torch.fx.Node, target: Any, name: str, bound: dict[str, Any]) -> Any:
@@ -603,6 +648,12 @@ class Reader:
         del shape[dim]
         return self.view(node, "aten.select.int", source, (dim, index), shape)
 
+    def op_gather(self, node: torch.fx.Node, bound: dict[str, Any]) -> int:
+        source, index = self.of[bound["self"]], self.of[bound["index"]]
+        dim = bound["dim"] % max(1, len(self.values[source].shape))
+        dtype = ops.TORCH[self.values[source].dtype]
+        return self.add(node, "aten.gather.default", (Ref(source), dim, Ref(index)), self.shape(node), dtype)
+
     def _pieces(self, node: torch.fx.Node, bound: dict[str, Any]) -> list[int]:
         source = self.of[bound["self"]]
         dim = bound.get("dim", 0) % len(self.values[source].shape)
@@ -658,7 +709,11 @@ class Reader:
             return int(source)  # eager returns the tensor itself, and an input's values are of that dtype already
         if dtype not in ops.STORAGE:
             raise UnsupportedOp(f"{node.target} in {self.name}{_at(_line(node))} casts to {dtype}: no kernel holds that type")
-        return self.add(node, "aten.to.dtype", (Ref(source), Dtype(ops.STORAGE[dtype])), self.values[source].shape, dtype)
+        made = self.add(node, "aten.to.dtype", (Ref(source), Dtype(ops.STORAGE[dtype])), self.values[source].shape, dtype)
+        if ops.STORAGE[dtype] == self.values[source].dtype:  # the tensor itself: a write into one is a write into both
+            self.root[made] = self.root[source]
+            self.viewed.add(self.root[source])
+        return made
 
     op_to = op__to_copy = op_type_as = op_float = op_half = op_bfloat16 = op_double = op_int = op_long = op_bool = _cast
 

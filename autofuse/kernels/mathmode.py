@@ -91,7 +91,12 @@ class Legal:
             return x.args[0].args[0]
         return None
 
-    def _tanh(self, e: Expr, x: Expr) -> Expr:
+    def _sub(self, e: Expr, x: Expr, y: Expr) -> Expr | None:
+        if self.fast and e.args[1].op == "tanh":  # x - tanh(x) cancels: it needs every bit of the tanh
+            return self.b("sub", x, self._tanh(e.args[1], self._done[e.args[1].args[0].number], False))
+        return None
+
+    def _tanh(self, e: Expr, x: Expr, fast: bool = True) -> Expr:
         b = self.b
         inner = self._exp_of_softplus(_ordered(b, e.args[0]))
         if inner is not None:
@@ -101,7 +106,7 @@ class Legal:
             t = b("mul", n, b("add", n, self._c(2, v)))
             return b("div", t, b("add", t, self._c(2, v)))
         two = self._c(2, x)
-        if self.fast:
+        if self.fast and fast:
             return b("sub", self._c(1, x), b("div", two, b("add", b("exp", b("mul", two, x)), self._c(1, x))))
         a = b("abs", x)
         if x.dtype == "float64":
@@ -127,7 +132,8 @@ class Legal:
         t = b("mul", c, c)
         p = self._poly(t, (-2.63806597e-5, -5.24929026e-4, 3.98168639e-2, 1.21402003e-1, 1.12838221))
         q = self._poly(t, (-3.03159788e-4, 6.92004059e-3, 8.20616931e-2, 4.4098258e-1, 1.0))
-        return b("div", b("mul", c, p), q)
+        y = b("div", b("mul", c, p), q)
+        return b("where", b("le", x, self._c(-3.925, x)), self._c(-1, x), y)  # exactly, so that 1 + erf(-inf) is 0
 
     def _poly(self, z: Expr, coefficients: Sequence[float]) -> Expr:
         """Horner, highest power first."""
@@ -161,6 +167,8 @@ class Legal:
 
     def _pow(self, e: Expr, x: Expr, y: Expr) -> Expr:
         b = self.b
+        if x.dtype == "float64":
+            return b("pow", x, y)  # exp(y log x) would lose log2(y log x) bits
         x64, y64 = b.cast(x, "float64"), b.cast(y, "float64")
         zero, one = self._c(0, x64), self._c(1, x64)
         r = b("exp", b("mul", y64, b("log", b("abs", x64))))

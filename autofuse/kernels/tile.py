@@ -8,13 +8,14 @@ from math import prod
 
 from ..errors import Infeasible
 from .base import Knobs, Source, Task
-from .expr import Expr, children, walk
+from .expr import FLOATS, Expr, children, walk
 from .layout import Addressing
 from .lower import Lowered, Store
 from .mathmode import Legal
 from .triton_text import PRELUDE, TYPES, TritonPrinter, identity
 
 MAX_TILE = 2**17  # elements of one tile: beyond it registers spill whatever the warps
+INEXACT = {"exp", "expm1", "log1p", "tanh", "sigmoid", "erf"}  # what the fast mode loses bits in
 
 
 def next_power(n: int) -> int:
@@ -24,9 +25,10 @@ def next_power(n: int) -> int:
 
 def default_math(task: Task) -> str:
     """The math mode to begin with: results that are rounded to 16 bits or fewer hide what the fast forms lose."""
-    wide = any(task.chain.values[o].dtype in ("float32", "float64") for o in task.chain.outputs)
-    reads = any(v.dtype in ("float32", "float64") and len(v.shape) > 1 for v in task.chain.inputs)
-    return "exact" if wide and reads else "fast"
+    wide = [s.value for s in task.low.stores if task.chain.values[task.chain.outputs[s.access.operand]].dtype in FLOATS]
+    reads = any(v.dtype in FLOATS and len(v.shape) > 1 for v in task.chain.inputs)
+    shows = any(e.op in INEXACT for e in walk(wide))
+    return "exact" if wide and (reads or shows) else "fast"
 
 
 def legal_stores(low: Lowered, mode: str) -> list[tuple[Store, Expr]]:

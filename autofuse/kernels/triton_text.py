@@ -336,6 +336,8 @@ class TritonPrinter(Printer):
             return f"tl.div_rn(tl.full((), 1.0, tl.float32), tl.sqrt_rn({x}))" if self.math == "exact" else f"tl.rsqrt({x})"
         if op in CALLS:
             return f"{CALLS[op]}({x})"
+        if op == "pow":
+            raise Infeasible("pow of float64 has no accurate Triton form")
         if op == "neg":
             return f"-{x}"
         if op == "not":

@@ -23,11 +23,11 @@ def one_line(error: BaseException) -> str:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     except Exception:
         lines = []
-    text = (
-        lines[0]
-        if isinstance(error, AutofuseError) and lines
-        else f"{type(error).__name__}: {lines[0] if lines else ''}"
-    )
+    if (type(error).__module__ or "").startswith("triton") and len(lines) > 1:
+        lines[0] = f"{lines[0]} {lines[-1]}"  # between place and reason it quotes the source
+    text = lines[0] if lines else ""
+    if not isinstance(error, AutofuseError) or not text:
+        text = f"{type(error).__name__}: {text}"
     return text.rstrip(": ")[:500]
 
 
