@@ -26,11 +26,8 @@ bench: $(STAMP)
 clean:
 	rm -rf $(VENV) .demo build dist .mypy_cache .ruff_cache .pytest_cache
 
-# The second try is for a CUDA build of torch, which fixes a triton of its own.
 $(STAMP): pyproject.toml constraints.txt
 	@echo "installing into $(VENV): minutes the first time"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,postgres]' || { \
-	  grep -v '^triton==' constraints.txt > $(VENV)/constraints.txt && \
-	  $(BIN)/python -m pip install -q -c $(VENV)/constraints.txt -e '.[dev,postgres]'; }
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,postgres]'
 	touch $@

@@ -33,7 +33,13 @@ if TYPE_CHECKING:
     from .dispatch import Explanation, Fused, fuse, reload
     from .search.tuner import tune
 
-_LAZY = {"Explanation": "dispatch", "Fused": "dispatch", "fuse": "dispatch", "reload": "dispatch", "tune": "search.tuner"}
+_LAZY = {
+    "Explanation": "dispatch",
+    "Fused": "dispatch",
+    "fuse": "dispatch",
+    "reload": "dispatch",
+    "tune": "search.tuner",
+}
 
 __all__ = [
     "AutofuseError",

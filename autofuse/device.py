@@ -112,7 +112,7 @@ def environment(device: str) -> EnvironmentRecord:
     driver = ""
     if cuda:
         with contextlib.suppress(Exception):
-            driver = str(torch._C._cuda_getDriverVersion())
+            driver = str(torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
     return EnvironmentRecord(
         driver=driver,
         cuda=(torch.version.cuda or "") if cuda else "",

@@ -1,17 +1,17 @@
 """The exceptions that autofuse raises.
 
-    AutofuseError
-    ├── TraceError            the function cannot become a chain (also a TypeError's cousin: the message names op and line)
-    │   └── UnsupportedOp     an operation that no kernel kind lowers yet
-    ├── Infeasible            a plan or a schedule that is not legal here; the search reads it as "pruned"
-    ├── BuildError            generated source that the compiler refused
-    ├── LaunchError           a built kernel that could not be loaded or launched
-    ├── MissError             no tuned kernel, and AUTOFUSE_ON_MISS=error asked for one
-    ├── InputError            bad input of a user: a job file, an option, an argument, an environment variable
-    ├── StoreError            the database cannot be opened, read or written
-    │   ├── StoreNewer        its schema is newer than this autofuse can read
-    │   └── StoreCorrupt      the file is no SQLite database, or is damaged
-    └── WorkerError           the measuring process could not be started or answered nonsense
+AutofuseError
+├── TraceError            the function cannot become a chain (also a TypeError's cousin: the message names op and line)
+│   └── UnsupportedOp     an operation that no kernel kind lowers yet
+├── Infeasible            a plan or a schedule that is not legal here; the search reads it as "pruned"
+├── BuildError            generated source that the compiler refused
+├── LaunchError           a built kernel that could not be loaded or launched
+├── MissError             no tuned kernel, and AUTOFUSE_ON_MISS=error asked for one
+├── InputError            bad input of a user: a job file, an option, an argument, an environment variable
+├── StoreError            the database cannot be opened, read or written
+│   ├── StoreNewer        its schema is newer than this autofuse can read
+│   └── StoreCorrupt      the file is no SQLite database, or is damaged
+└── WorkerError           the measuring process could not be started or answered nonsense
 """
 
 from __future__ import annotations

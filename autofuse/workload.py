@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -30,7 +31,7 @@ def layout_class(value: Value, operand: Operand, aligned: bool) -> str:
     leading = [k for k, d in enumerate(value.shape) if not isinstance(d, int)]
     runs = all(
         operand.sizes[i] == 1 or operand.sizes[j] == 1 or operand.strides[i] == operand.sizes[j] * operand.strides[j]
-        for i, j in zip(leading, leading[1:])
+        for i, j in pairwise(leading)
     )
     known = static_strides(value.shape, operand)
     static = ",".join("n" if known[k] is None else str(known[k]) for k in range(len(known)) if k not in leading)
@@ -42,7 +43,9 @@ def is_aligned(tensor: torch.Tensor) -> bool:
     size = tensor.element_size()
     if tensor.data_ptr() % ALIGNMENT:
         return False
-    return all(n == 1 or (s * size) % ALIGNMENT == 0 or s in (0, 1) for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return all(
+        n == 1 or (s * size) % ALIGNMENT == 0 or s in (0, 1) for n, s in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def layouts_of(chain: Chain, tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:

@@ -102,8 +102,14 @@ def geomean(values: Sequence[float]) -> float:
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """The table, and what it says over all."""
-    names = [n for n in ("floor", "copy", "eager", "compile", "compile_max", "liger", "ours") if any(n in r for r in rows)]
-    print(f"{'chain':20s} {'shape':>12s} {'dtype':9s} " + " ".join(f"{n:>11s}" for n in names) + "  /compile   /eager    /copy")
+    names = [
+        n for n in ("floor", "copy", "eager", "compile", "compile_max", "liger", "ours") if any(n in r for r in rows)
+    ]
+    print(
+        f"{'chain':20s} {'shape':>12s} {'dtype':9s} "
+        + " ".join(f"{n:>11s}" for n in names)
+        + "  /compile   /eager    /copy"
+    )
     for r in rows:
         fast = min((r[n] for n in ("compile", "compile_max") if n in r), default=math.nan)
         cells = " ".join(f"{r[n]:11.2f}" if n in r else " " * 11 for n in names)
@@ -111,11 +117,19 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             f"{r['chain']:20s} {r['rows']:>6d}x{r['cols']:<5d} {r['dtype']:9s} {cells} "
             f"{fast / r['ours']:8.2f}x {r['eager'] / r['ours']:7.2f}x {r['ours'] / r['copy']:7.2f}x"
         )
-    speed = [min(r[n] for n in ("compile", "compile_max") if n in r) / r["ours"] for r in rows if "compile" in r or "compile_max" in r]
+    speed = [
+        min(r[n] for n in ("compile", "compile_max") if n in r) / r["ours"]
+        for r in rows
+        if "compile" in r or "compile_max" in r
+    ]
     if speed:
-        print(f"torch.compile / ours: geometric mean {geomean(speed):.3f}x, least {min(speed):.3f}x over {len(speed)} workloads")
+        print(
+            f"torch.compile / ours: geometric mean {geomean(speed):.3f}x, least {min(speed):.3f}x over {len(speed)} workloads"
+        )
     many = [r["eager"] / r["ours"] for r in rows if r["ops"] >= 3]
-    print(f"eager / ours, chains of three or more operations: {geomean(many):.2f}x; ours / copy: {geomean([r['ours'] / r['copy'] for r in rows]):.3f}x")
+    print(
+        f"eager / ours, chains of three or more operations: {geomean(many):.2f}x; ours / copy: {geomean([r['ours'] / r['copy'] for r in rows]):.3f}x"
+    )
 
 
 def main() -> None:
@@ -134,7 +148,10 @@ def main() -> None:
     parser.add_argument("--json", help="write every row here")
     options = parser.parse_args()
     options.compile = [m for m in options.compile or ["default"] if m != "none"]
-    shapes = [tuple(map(int, s.split("x"))) for s in options.shape or (["64x1024", "256x4096", "1024x4096"] if options.device == "cpu" else ["16384x4096"])]
+    shapes = [
+        tuple(map(int, s.split("x")))
+        for s in options.shape or (["64x1024", "256x4096", "1024x4096"] if options.device == "cpu" else ["16384x4096"])
+    ]
     dtypes = options.dtype or (["float32", "bfloat16"] if options.device == "cpu" else ["bfloat16"])
     wanted = [e for e in CATALOGUE if not options.chain or e.name in options.chain]
     torch._dynamo.config.recompile_limit = 512
@@ -151,7 +168,11 @@ def main() -> None:
                     try:
                         rows.append(bench(entry, r, c, dtype, options, store))
                         last = rows[-1]
-                        print(f"{entry.name} {r}x{c} {dtype}: {last['tune_s']} s, {last['trials']} trials, {last['reason']}, {last['plan']} {last['schedules']}", file=sys.stderr, flush=True)
+                        print(
+                            f"{entry.name} {r}x{c} {dtype}: {last['tune_s']} s, {last['trials']} trials, {last['reason']}, {last['plan']} {last['schedules']}",
+                            file=sys.stderr,
+                            flush=True,
+                        )
                     except Exception as e:
                         print(f"{entry.name} {r}x{c} {dtype}: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
                     if options.json:

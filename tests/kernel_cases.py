@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from autofuse import ops
+from autofuse.accuracy import Expected
 from autofuse.chain import Chain
 from autofuse.fusion import EAGER, Plan, check
 from autofuse.kernels.base import Limits
@@ -18,7 +19,6 @@ from autofuse.kernels.registry import BY_NAME
 from autofuse.program import Layouts, Program
 from autofuse.reference import evaluate
 from autofuse.search.check import Case, Checker, Fill
-from autofuse.search.compare import Expected
 from autofuse.settings import read
 from autofuse.trace import sizes_of, trace
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,13 @@ from autofuse import ops
 from tests.kernel_cases import INF, NAN, data, run
 
 ROWS, COLS = 6, 48
-REALS = ("float32", "bfloat16", "float16", "float64")
-SIGNED = ("int8", "int16", "int32", "int64")
+SHORTER = ("float32", "bfloat16", "float16")
+REALS = (*SHORTER, "float64")
+SIGNED = ("int8", "int32", "int64")
 INTS = (*SIGNED, "uint8")
 BOTH = (*REALS, *INTS)
 EVERY = (*BOTH, "bool")
+STORED = (*EVERY, "int16")
 LOGIC = (*INTS, "bool")
 
 
@@ -82,6 +84,11 @@ def reduced(fn: Callable[..., Any], dtypes: tuple[str, ...] = REALS) -> list[Sam
     ]
 
 
+def alias(fn: Callable[..., Any], args: int = 2) -> list[Sample]:
+    """Another name of an operation that has its samples already."""
+    return [Sample(fn, ("real",) * args, ("float32",))]
+
+
 def normed(p: float) -> Sample:
     return Sample(lambda x: torch.linalg.vector_norm(x, p, -1))
 
@@ -92,7 +99,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "sub": [binary(*BOTH)(torch.sub), binary(*BOTH)(lambda x, y: torch.sub(x, y, alpha=2)), unary(*BOTH)(lambda x: x - 1)],
     "rsub": [unary(*BOTH)(lambda x: 1 - x), binary(*BOTH)(lambda x, y: torch.rsub(x, y, alpha=2))],
     "mul": [binary(*EVERY)(torch.mul), unary(*BOTH)(lambda x: x * 3), Sample(lambda x, w: x * w, ("real", "row"))],
-    "multiply": [binary(*BOTH)(torch.multiply)],
+    "multiply": alias(torch.multiply),
     "div": [
         binary(*EVERY)(torch.div),
         binary(*BOTH, second="divisor")(lambda x, y: torch.div(x, y, rounding_mode="trunc")),
@@ -100,15 +107,15 @@ SAMPLES: dict[str, list[Sample]] = {
         unary(*BOTH)(lambda x: x / 3),
         unary()(lambda x: 2.0 / x),
     ],
-    "true_divide": [binary(*BOTH)(torch.true_divide)],
-    "divide": [binary(*BOTH)(torch.divide)],
+    "true_divide": alias(torch.true_divide),
+    "divide": alias(torch.divide),
     "floor_divide": [binary(*BOTH, second="divisor")(torch.floor_divide), unary(*BOTH)(lambda x: x // 3)],
     "remainder": [binary(*BOTH, second="divisor")(torch.remainder), unary(*BOTH)(lambda x: x % 3), unary()(lambda x: x % -2.5)],
     "fmod": [binary(*BOTH, second="divisor")(torch.fmod), unary(*BOTH)(lambda x: torch.fmod(x, 3))],
     "neg": [unary(*REALS, *INTS)(torch.neg)],
-    "negative": [unary(*REALS, *SIGNED)(torch.negative)],
+    "negative": alias(torch.negative, 1),
     "abs": [unary(*BOTH)(torch.abs)],
-    "absolute": [unary(*BOTH)(torch.absolute)],
+    "absolute": alias(torch.absolute, 1),
     "reciprocal": [unary(*BOTH)(torch.reciprocal)],
     "square": [unary(*BOTH)(torch.square)],
     "sqrt": [unary(*BOTH, kind="positive")(torch.sqrt), unary()(torch.sqrt)],
@@ -145,7 +152,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "floor": [unary(*BOTH)(torch.floor)],
     "ceil": [unary(*BOTH)(torch.ceil)],
     "trunc": [unary(*BOTH)(torch.trunc)],
-    "fix": [unary()(torch.fix)],
+    "fix": alias(torch.fix, 1),
     "round": [unary(*BOTH)(torch.round)],
     "frac": [unary()(torch.frac)],
     "sign": [unary(*EVERY)(torch.sign)],
@@ -173,10 +180,13 @@ SAMPLES: dict[str, list[Sample]] = {
         ]
         for name, fn in (
             ("eq", torch.eq), ("ne", torch.ne), ("lt", torch.lt), ("le", torch.le), ("gt", torch.gt), ("ge", torch.ge),
-            ("not_equal", torch.not_equal), ("greater", torch.greater), ("greater_equal", torch.greater_equal),
-            ("less", torch.less), ("less_equal", torch.less_equal),
         )
     },
+    "not_equal": alias(torch.not_equal),
+    "greater": alias(torch.greater),
+    "greater_equal": alias(torch.greater_equal),
+    "less": alias(torch.less),
+    "less_equal": alias(torch.less_equal),
     "isnan": [unary(*EVERY)(torch.isnan), unary()(lambda x: torch.isnan(x - x))],
     "isinf": [unary(*EVERY)(torch.isinf), unary()(lambda x: torch.isinf(x * 300))],
     "isfinite": [unary(*EVERY)(torch.isfinite), unary()(lambda x: torch.isfinite(x * 300))],
@@ -198,7 +208,8 @@ SAMPLES: dict[str, list[Sample]] = {
     "masked_fill": [Sample(lambda x, c: x.masked_fill(c, -1), ("real", "mask"), tuple(d for d in BOTH if d != "uint8"))],
     # casts and copies
     "to": [
-        *(unary(*EVERY, kind="small")(lambda x, d=d: x.to(ops.TORCH[d])) for d in EVERY),
+        unary(*STORED, kind="small")(lambda x: x.to(torch.int32 if x.dtype is torch.float32 else torch.float32)),
+        *(unary(*STORED, kind="small")(lambda x, d=d: x.to(ops.TORCH[d])) for d in STORED),
         *(unary(*REALS, "float8_e4m3fn", "float8_e5m2")(lambda x, d=d: x.clamp(-400, 400).to(ops.TORCH[d]) if x.dtype.itemsize > 1
           else x.to(ops.TORCH[d])) for d in (*REALS, "float8_e4m3fn", "float8_e5m2")),
         unary()(lambda x: (x * 1.3).to(torch.bfloat16).float() * 3),
@@ -222,8 +233,8 @@ SAMPLES: dict[str, list[Sample]] = {
         unary()(lambda x: x * torch.arange(3, 3 + 2 * COLS, 2)),
     ],
     # reductions
-    "sum": [*reduced(torch.sum, EVERY), unary()(lambda x: x.unflatten(-1, (4, 12)).sum((-1, -2)))],
-    "mean": [*reduced(torch.mean), unary()(lambda x: x.unflatten(-1, (4, 12)).mean((-2, -1), keepdim=True))],
+    "sum": [*reduced(torch.sum, (*SHORTER, *INTS, "bool")), unary("float64", kind="positive")(lambda x: x.sum(-1)), unary(*SHORTER)(lambda x: x.unflatten(-1, (4, 12)).sum((-1, -2)))],
+    "mean": [*reduced(torch.mean, SHORTER), unary("float64", kind="positive")(lambda x: x.mean(-1)), unary(*SHORTER)(lambda x: x.unflatten(-1, (4, 12)).mean((-2, -1), keepdim=True))],
     "amax": [*reduced(torch.amax, EVERY), unary()(lambda x: x.max(-1).values)],
     "amin": [*reduced(torch.amin, EVERY), unary()(lambda x: x.min(-1).values)],
     "prod": [Sample(lambda x: x.prod(-1), ("small",)), Sample(lambda x: (x * 1.5).prod(-1, keepdim=True), ("small",)),
@@ -232,10 +243,10 @@ SAMPLES: dict[str, list[Sample]] = {
     "all": [unary(*EVERY)(lambda x: x.all(-1)), unary()(lambda x: (x > -9).all(-1))],
     "argmax": [unary(*BOTH)(lambda x: x.argmax(-1)), unary()(lambda x: (x * 1.3).argmax(-1, keepdim=True))],
     "argmin": [unary(*BOTH)(lambda x: x.argmin(-1)), unary()(lambda x: (x * 1.3).argmin(-1, keepdim=True))],
-    "var": [*reduced(lambda x, d, k: x.var(d, keepdim=k)), unary()(lambda x: x.var(-1, correction=0)), unary()(lambda x: torch.var_mean(x, -1))],
+    "var": [*reduced(lambda x, d, k: x.var(d, keepdim=k)), unary()(lambda x: x.var(-1, correction=0))],
     "std": [*reduced(lambda x, d, k: x.std(d, keepdim=k)), unary()(lambda x: x.std(-1, correction=0))],
     "linalg_vector_norm": [normed(2), normed(1), normed(INF), normed(-INF), normed(0), normed(3), normed(2.5)],
-    "norm": [unary()(lambda x: x.norm(dim=-1)), unary()(lambda x: x.norm(p=1, dim=-1, keepdim=True))],
+    "norm": [unary()(lambda x: torch.ops.aten.norm.ScalarOpt_dim(x, 2, [-1], False)), unary()(lambda x: x.norm(dim=-1)), unary()(lambda x: x.norm(p=1, dim=-1, keepdim=True))],
     "softmax": [unary()(lambda x: F.softmax(x, -1)), unary("bfloat16", "float16")(lambda x: F.softmax(x, -1, dtype=torch.float32))],
     "_softmax": [unary()(lambda x: torch._softmax(x, -1, False))],
     "log_softmax": [unary()(lambda x: F.log_softmax(x, -1)), unary()(lambda x: F.log_softmax(x * 1.5, -1) * 2)],
@@ -260,7 +271,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "slice": [unary()(lambda x: x[..., 3:40:5] * 2)],
     "select": [unary()(lambda x: x[..., 7] * 2)],
     "expand": [unary()(lambda x: x[..., :1].expand(-1, 16) * 2)],
-    "contiguous": [unary()(lambda x: (x * 2).contiguous() + 1)],
+    "contiguous": [unary()(lambda x: (x * 2).unflatten(-1, (4, 12)).transpose(-1, -2).contiguous() + 1)],
     "cat": [
         binary(*EVERY)(lambda x, y: torch.cat((x, y), -1)), binary()(lambda x, y: torch.cat((x[..., :5], y * 2, x[..., 5:]), -1)),
         binary()(lambda x, y: torch.stack((x, y), -1)), Sample(lambda x, c: torch.cat((x, c), -1), ("real", "mask")),
@@ -300,29 +311,37 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def cases(dtypes: tuple[str, ...] | None = None) -> Iterator[Any]:
-    for name, samples in SAMPLES.items():
-        for dtype in dict.fromkeys(d for s in samples for d in s.dtypes if dtypes is None or d in dtypes):
-            yield pytest.param(name, dtype, id=f"{name}-{dtype}")
+def cases() -> list[Any]:
+    """Every operation with every dtype that one of its samples takes."""
+    return [
+        pytest.param(name, dtype, id=f"{name}-{dtype}")
+        for name, samples in SAMPLES.items()
+        for dtype in dict.fromkeys(d for s in samples for d in s.dtypes)
+    ]
 
 
 def wrong(name: str, dtype: str, target: str) -> list[str]:
-    found = []
+    """What is wrong with an operation's samples; those of the same arguments are the outputs of one function."""
+    together: dict[tuple[str, ...], list[Sample]] = {}
     for k, sample in enumerate(SAMPLES[name]):
-        if dtype not in sample.dtypes:
-            continue
-        args = [make(kind, dtype, seed) for seed, kind in enumerate(sample.args)]
-        try:
-            message = run(sample.fn, args, target).message
-        except Exception as error:
-            message = f"{type(error).__name__}: {error}"
+        if dtype in sample.dtypes and not (dtype == "float64" and k and dtype in SAMPLES[name][0].dtypes):
+            together.setdefault(sample.args, []).append(sample)
+    found = []
+    for kinds, samples in together.items():
+        args = [make(kind, dtype, seed) for seed, kind in enumerate(kinds)]
+
+        def every(*args: Any, samples: list[Sample] = samples) -> list[Any]:
+            return [sample.fn(*args) for sample in samples]
+
+        message = run(every, args, target).message
         if message:
-            found.append(f"sample {k}: {message}")
+            found.append(f"{', '.join(kinds)}: {message}")
     return found
 
 
 def test_every_operation_has_a_sample() -> None:
-    assert set(SAMPLES) == set(ops.OPS)
+    several = {"native_layer_norm"}  # gives three tensors: only layer_norm, which hides it, is traced
+    assert set(SAMPLES) == set(ops.OPS) - several
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -340,6 +359,8 @@ def test_c(name: str, dtype: str) -> None:
 @pytest.mark.interpret
 @pytest.mark.parametrize(("name", "dtype"), cases())
 def test_triton(name: str, dtype: str) -> None:
+    if (name, dtype) == ("pow", "float64"):
+        pytest.skip("PyTorch runs it: there is no accurate form")
     assert wrong(name, dtype, "cuda") == []
 
 

@@ -95,6 +95,10 @@ def _publish(path: Path, make: Callable[[Path], None]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
 def compile_c(source: Source, cache: Path) -> Path:
     """The shared library of a C source, from the cache or built now. Raises BuildError with the compiler's last line."""
     path = cache / "cpu" / f"{object_name(source)}.so"
@@ -102,13 +106,24 @@ def compile_c(source: Source, cache: Path) -> Path:
         return path
     code = path.with_suffix(".c")
     try:
-        _publish(code, lambda p: p.write_text(source.text) and None)
+        _publish(code, lambda p: _write(p, source.text))
 
         def make(out: Path) -> None:
             cc = compiler()[0]
             error = ""
             for extra in ((), ("-DAF_SCALAR_LIBM",)):  # the second for a glibc that lacks a vector variant
-                command = [cc, *_flags(source), *extra, str(code), "-o", str(out), *_openmp(), "-Wl,--no-undefined", "-lmvec", "-lm"]
+                command = [
+                    cc,
+                    *_flags(source),
+                    *extra,
+                    str(code),
+                    "-o",
+                    str(out),
+                    *_openmp(),
+                    "-Wl,--no-undefined",
+                    "-lmvec",
+                    "-lm",
+                ]
                 if extra or platform.machine() != "x86_64":
                     command.remove("-lmvec")
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -121,7 +136,9 @@ def compile_c(source: Source, cache: Path) -> Path:
 
         _publish(path, make)
     except OSError as e:
-        raise BuildError(f"the kernel cache {cache} cannot be written ({e}): set AUTOFUSE_CACHE to a folder that can") from e
+        raise BuildError(
+            f"the kernel cache {cache} cannot be written ({e}): set AUTOFUSE_CACHE to a folder that can"
+        ) from e
     return path
 
 
@@ -167,9 +184,11 @@ def _load_triton(source: Source, cache: Path) -> Any:
     path = cache / "triton" / f"{name}.py"
     try:
         if not path.exists() or path.read_text() != source.text:
-            _publish(path, lambda p: p.write_text(source.text) and None)
+            _publish(path, lambda p: _write(p, source.text))
     except OSError as e:
-        raise BuildError(f"the kernel cache {cache} cannot be written ({e}): set AUTOFUSE_CACHE to a folder that can") from e
+        raise BuildError(
+            f"the kernel cache {cache} cannot be written ({e}): set AUTOFUSE_CACHE to a folder that can"
+        ) from e
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -8,6 +8,8 @@ Compute dtypes are float32, float64, int32, int64 and bool; storage dtypes appea
 from __future__ import annotations
 
 import math
+import operator
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -181,6 +183,16 @@ class Access:
         return frozenset().union(*(i.axes for i in self.index)) if self.index else frozenset()
 
 
+def _exactly(value: float | int | bool, dtype: str) -> float | int | bool:
+    """A constant as its compute dtype holds it."""
+    if dtype != "float32" or not math.isfinite(value):
+        return value
+    try:
+        return float(struct.unpack("f", struct.pack("f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
 def walk(roots: Sequence[Expr]) -> Iterator[Expr]:
     """Every expression under the roots once, arguments first."""
     seen: set[int] = set()
@@ -311,14 +323,20 @@ class Builder:
             return args[0]
         if op == "neg" and args[0].op == "neg":
             return args[0].args[0]
+        if op in ("floor", "ceil", "trunc", "round_even") and dtype not in FLOATS:
+            return args[0]
         if op == "abs" and args[0].op in ("abs", "neg"):
             return self("abs", args[0].args[0])
         if op == "not" and args[0].op == "not":
             return args[0].args[0]
-        if op == "and" and values[-1] is True:
-            return args[0]
-        if op == "and" and values[0] is True:
-            return args[1]
+        if op == "and" and dtype == "bool" and any(v is not None for v in values):
+            known = values[0] if values[-1] is None else values[-1]
+            return (args[0] if values[-1] is not None else args[1]) if known else self.const(False, "bool")
+        if op in COMPARES and all(v is not None for v in values):
+            x, y = (_exactly(v, dtype) for v in values if v is not None)
+            return self.const(getattr(operator, op)(x, y), "bool")
+        if op == "abs" and values[0] is not None:
+            return self.const(abs(values[0]), dtype)
         if all(v is not None for v in values) and op in ("add", "sub", "mul", "neg", "not"):
             a = values[0]
             b = values[-1]

@@ -56,7 +56,9 @@ def compile_for(source: Source, low: Lowered, arch: int, cache: Path, aligned: b
             options={"num_warps": source.num_warps, "num_stages": source.num_stages},
         )  # fmt: skip
     except Exception as e:
-        raise BuildError(f"triton refused the kernel for sm_{arch}: {type(e).__name__}: {str(e).splitlines()[-1] if str(e) else ''}") from e
+        raise BuildError(
+            f"triton refused the kernel for sm_{arch}: {type(e).__name__}: {str(e).splitlines()[-1] if str(e) else ''}"
+        ) from e
 
 
 def resources(source: Source, low: Lowered, arch: int, cache: Path) -> Resources:

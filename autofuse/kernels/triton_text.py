@@ -211,7 +211,8 @@ class TritonPrinter(Printer):
         masks = self._masks(a, space, e.axes, e.args[0] if e.args else None)
         told = ""
         if masks:
-            told = f", mask={' & '.join(_paren(m) for m in masks)}, other=0"
+            zero = "0.0" if self.low.values[access.operand].dtype in FP8_MAX else "0"  # fp8 is made of no integer
+            told = f", mask={' & '.join(_paren(m) for m in masks)}, other={zero}"
         if self.load_evict and a.rows and a.cols:
             told += f', eviction_policy="{self.load_evict}"'
         storage = self.low.values[access.operand].dtype
@@ -245,7 +246,7 @@ class TritonPrinter(Printer):
             elif storage == "bool":
                 text = f"{text}.to(tl.int8)" if not value.is_const else f"tl.full((), {int(bool(value.attr))}, tl.int8)"
             elif value.is_const:
-                text = f"tl.full((), {text}, {TYPES[storage]})"
+                text = f"{self.typed(value, space)}.to({TYPES[storage]})"
             elif storage != value.dtype:
                 text = f"{text}.to({TYPES[storage]})"
         pointer = self._pointer(f"out{store.access.operand}", a, space)

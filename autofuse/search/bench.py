@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import importlib
 import time
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..accuracy import Verdict
 from ..chain import Chain, dim_value
 from ..cost import bytes_min
 from ..errors import Infeasible, InputError
@@ -24,7 +24,6 @@ from ..kernels.registry import BY_NAME
 from ..program import Layouts, Program, allocate
 from ..reference import evaluate
 from .check import Case, Checker, Fill, make_cases
-from .compare import Verdict
 from .measure import Timing, input_sets, interleave, prepare
 from .outcome import compile_triton, failure, resources
 from .recipes import Recipe, make
@@ -181,33 +180,18 @@ class Bench:
     ) -> Call:  # fmt: skip
         if kernel is None:
             return lambda k: evaluate(segment.chain, sets[k], mine)
-        writes = segment.writes
-        if kernel.source.target != "cpu":
-
-            def call(k: int) -> None:
-                kernel(sets[k], [self._empty(v, self.sizes) for v in writes], mine)
-
-            return call
-        # the launch as dispatch prepares it: everything but the outputs is bound once, so that the arithmetic of the
-        # launch does not hide what the kernel takes
-        sample = [self._empty(v, self.sizes) for v in writes]
-        if not all(t.numel() for t in sample):
-            return lambda k: kernel(sets[k], [self._empty(v, self.sizes) for v in writes], mine)
-        scalars = kernel.arguments(sets[0], sample, mine)
-        ins = [(ctypes.c_void_p * max(1, len(s)))(*[t.data_ptr() for t in s]) for s in sets]
-        outs = (ctypes.c_void_p * len(writes))()
-        numbers = (ctypes.c_int64 * max(1, len(scalars)))(*scalars)
+        # the launch as dispatch prepares it: everything but the outputs is bound once
+        sample = [self._empty(v, self.sizes) for v in segment.writes]
+        launch = kernel.bind(sets[0], sample, mine)
         layout = [(tuple(t.shape), t.stride(), t.dtype) for t in sample]
-        loaded, threads, empty = kernel.loaded, kernel.source.threads, torch.empty_strided
+        device, empty = self.device, torch.empty_strided
 
-        def call_c(k: int) -> list[torch.Tensor]:
-            made = [empty(shape, stride, dtype=dtype) for shape, stride, dtype in layout]
-            for n, t in enumerate(made):
-                outs[n] = t.data_ptr()
-            loaded(ins[k], outs, numbers, threads)
+        def call(k: int) -> list[torch.Tensor]:
+            made = [empty(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in layout]
+            launch(sets[k], made)
             return made
 
-        return call_c
+        return call
 
     def _timed(self, call: Call, r: Mapping[str, Any]) -> dict[str, Any]:
         sampler = prepare(call, self.device, self.protocol, len(self.sets))
@@ -241,7 +225,7 @@ class Bench:
         program, answer = self._checked(r, r.get("check", True))
         if answer["status"] != "ok":
             return answer
-        return answer | self._timed(lambda k: program(self.sets[k], self.sizes), r)
+        return answer | self._timed(_bound_call(program, self.sets, self.sizes), r)
 
     def _race(self, r: Mapping[str, Any]) -> dict[str, Any]:
         """Every config checked, then those that are right timed against each other. Answers with `results` in order."""
@@ -279,7 +263,8 @@ class _Recorded:
 
 
 def _bound_call(program: Program, sets: Sequence[Sequence[torch.Tensor]], sizes: Mapping[str, int]) -> Call:
-    return lambda k: program(sets[k], sizes)
+    bound = program.bind(sets[0], sizes)
+    return lambda k: bound(sets[k])
 
 
 def runner(program: Program) -> Callable[[Sequence[torch.Tensor], Mapping[str, int], Fill], list[torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""Whether a program's results are right, on several inputs (see compare.py for one output).
+"""Whether a program's results are right, on several inputs (see accuracy.py for one output).
 
 Each case runs twice into differently poisoned outputs between guard zones, so that an element that is not written, a
 write outside, and a result that depends on timing or on old memory all show. Inputs must be unchanged.
@@ -12,11 +12,9 @@ from math import prod
 
 import torch
 
+from ..accuracy import Expected, Verdict, expect
 from ..chain import Chain
 from ..cost import numel
-from .compare import Expected, Verdict, expect
-from .compare import compare as compare
-from .compare import flipping as flipping
 from .recipes import Recipe, make
 
 CAP = {"cpu": 2**22, "cuda": 2**25}  # elements of all values of a chain that the float64 oracle holds

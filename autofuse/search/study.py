@@ -36,7 +36,9 @@ class SegmentStudy:
         self.space: Space = kind.space(task)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            sampler = optuna.samplers.TPESampler(n_startup_trials=STARTUP, multivariate=True, group=True, constant_liar=True, seed=seed)
+            sampler = optuna.samplers.TPESampler(
+                n_startup_trials=STARTUP, multivariate=True, group=True, constant_liar=True, seed=seed
+            )
         self.study = optuna.create_study(sampler=sampler)
         self.seen: set[str] = set()
         self.best_us = math.inf
@@ -75,7 +77,7 @@ class SegmentStudy:
             if not knob.active(made):
                 continue
             value = knobs.get(knob.name)
-            if value not in knob.values:
+            if value is None or value not in knob.values:
                 return None
             made[knob.name] = value
             if len(knob.values) > 1:
@@ -92,7 +94,9 @@ class SegmentStudy:
         source = self.kind.emit(self.task, knobs)
         return f"{source.hash}:{source.threads}"
 
-    def remember(self, knobs: Mapping[str, int | str], source_hash: str, median_us: float | None, warm: bool = False) -> None:
+    def remember(
+        self, knobs: Mapping[str, int | str], source_hash: str, median_us: float | None, warm: bool = False
+    ) -> None:
         """A trial made elsewhere: resumed, a seed, or of a near workload (`warm`, then it guides but is not done)."""
         params = self._params(knobs)
         if not warm:
@@ -157,7 +161,10 @@ class SegmentStudy:
 
     def top(self, n: int) -> list[dict[str, int | str]]:
         """The n fastest schedules so far, fastest first."""
-        done = sorted((t for t in self.study.trials if t.state == TrialState.COMPLETE and t.value is not None), key=lambda t: t.value or 0.0)
+        done = sorted(
+            (t for t in self.study.trials if t.state == TrialState.COMPLETE and t.value is not None),
+            key=lambda t: t.value or 0.0,
+        )
         made: list[dict[str, int | str]] = []
         for t in done:
             knobs: dict[str, int | str] = {}

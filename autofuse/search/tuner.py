@@ -126,13 +126,21 @@ class _Run:
             if study is None and len(nodes) > 1:
                 continue
             sizes = segment.sizes(self.sizes)
-            layouts = tuple(_layout_text(self.layouts, segment.reads, v, segment.chain, k) for k, v in enumerate(segment.reads))
+            layouts = tuple(
+                _layout_text(self.layouts, segment.reads, v, segment.chain, k) for k, v in enumerate(segment.reads)
+            )
             work = workload_of(segment.chain, layouts, sizes)
             bound = cost.roofline_us(segment.chain, sizes, self.ceilings)
             self.parts.append(_Part(nodes, start, end, bound, work, segment.chain, study))
         self.store.add_chain_segments(
             ChainRecord(self.chain.key, self.name, self.chain.graph),
-            [(",".join(map(str, p.nodes)), ChainRecord(p.chain.key, f"{self.name}[{','.join(map(str, p.nodes))}]", p.chain.graph)) for p in self.parts],
+            [
+                (
+                    ",".join(map(str, p.nodes)),
+                    ChainRecord(p.chain.key, f"{self.name}[{','.join(map(str, p.nodes))}]", p.chain.graph),
+                )
+                for p in self.parts
+            ],
         )
 
     def resume(self, environment_uid: str, device_uid: str) -> None:
@@ -198,9 +206,18 @@ class _Run:
         self.done = min(self.done + 1, self.trials_budget)
         self.report(f"{record.status}: {record.message}" if record.status != "ok" else "")
 
-    def try_segment(self, worker: Worker, part: _Part, knobs: Mapping[str, int | str], source_hash: str, kind: str) -> float | None:
+    def try_segment(
+        self, worker: Worker, part: _Part, knobs: Mapping[str, int | str], source_hash: str, kind: str
+    ) -> float | None:
         """Check and time one schedule of one segment; its time, or None where it has none."""
-        request = {"op": "segment", "nodes": list(part.nodes), "kind": kind, "knobs": dict(knobs), "check": True, "budget_s": self.sample_s()}
+        request = {
+            "op": "segment",
+            "nodes": list(part.nodes),
+            "kind": kind,
+            "knobs": dict(knobs),
+            "check": True,
+            "budget_s": self.sample_s(),
+        }
         answer = worker.request(request, SEGMENT_TIMEOUT_S)
         version = part.study.space.version if part.study is not None and kind != EAGER else 1
         schedule = ScheduleRecord(part.chain.key, kind, version, dict(knobs))
@@ -214,7 +231,13 @@ class _Run:
     def try_config(self, worker: Worker, plan: Plan, schedules: Sequence[Mapping[str, int | str]]) -> float | None:
         """Check and time a whole config; its time, or None."""
         record = self.config_record(plan, schedules)
-        request = {"op": "config", "plan": str(plan), "schedules": [dict(s) for s in schedules], "check": True, "budget_s": 2 * self.sample_s()}
+        request = {
+            "op": "config",
+            "plan": str(plan),
+            "schedules": [dict(s) for s in schedules],
+            "check": True,
+            "budget_s": 2 * self.sample_s(),
+        }
         answer = worker.request(request, 2 * SEGMENT_TIMEOUT_S)
         self.trial(_record(answer, self.workload, config=record, source_hash=str(answer.get("source_hash", ""))))
         us = answer.get("median_us") if answer["status"] == "ok" else None
@@ -322,7 +345,9 @@ class _Run:
             return []
         made = [self.assemble(names)]
         mine = [self.parts[k] for k in names]
-        widest = max((p for p in mine if p.study is not None and p.best_kind != EAGER), key=lambda p: p.best_us, default=None)
+        widest = max(
+            (p for p in mine if p.study is not None and p.best_kind != EAGER), key=lambda p: p.best_us, default=None
+        )
         if widest is not None and widest.study is not None:
             for other in widest.study.top(FINALISTS)[1:]:
                 made.append(self.assemble(names, {widest.nodes: other}))
@@ -335,12 +360,18 @@ class _Run:
         if not names:
             return []
         longest = max(names, key=lambda k: len(self.parts[k].nodes))
-        edges = [(p.start, p.end, k, p.best_us) for k, p in enumerate(self.parts) if k != longest and math.isfinite(p.best_us)]
+        edges = [
+            (p.start, p.end, k, p.best_us)
+            for k, p in enumerate(self.parts)
+            if k != longest and math.isfinite(p.best_us)
+        ]
         found = shortest(edges, len(self.fusion.cuts) - 1)
         total = self.path()[0]
         return [found] if math.isfinite(found[0]) and found[0] < 1.3 * total else []
 
-    def assemble(self, names: Sequence[int], swap: Mapping[tuple[int, ...], dict[str, int | str]] | None = None) -> tuple[Plan, list[dict[str, int | str]]]:
+    def assemble(
+        self, names: Sequence[int], swap: Mapping[tuple[int, ...], dict[str, int | str]] | None = None
+    ) -> tuple[Plan, list[dict[str, int | str]]]:
         parts, schedules = [], []
         for k in names:
             p = self.parts[k]
@@ -357,7 +388,9 @@ class _Run:
         if incumbent is not None and incumbent[0].uid not in self.configs:
             self.try_config(worker, Plan.parse(incumbent[0].plan), [dict(s.knobs) for s in incumbent[0].schedules])
         ranked = sorted(self.configs.values(), key=lambda c: c[1])
-        keep = ranked[: FINALISTS + 1] + [c for c in ranked[FINALISTS + 1 :] if c[0].plan == EAGER or c[0] == (incumbent or (None,))[0]]
+        keep = ranked[: FINALISTS + 1] + [
+            c for c in ranked[FINALISTS + 1 :] if c[0].plan == EAGER or c[0] == (incumbent or (None,))[0]
+        ]
         if not keep:
             return None
         if len(keep) == 1:
@@ -369,7 +402,10 @@ class _Run:
         ).get("results", [])  # fmt: skip
         timed: list[tuple[ConfigRecord, float]] = []
         for (config, _), answer in zip(keep, answers, strict=False):
-            self.store.add_trial(self.run_id, _record(answer, self.workload, config=config, source_hash=str(answer.get("source_hash", ""))))
+            self.store.add_trial(
+                self.run_id,
+                _record(answer, self.workload, config=config, source_hash=str(answer.get("source_hash", ""))),
+            )
             if answer["status"] == "ok":
                 timed.append((config, float(answer["median_us"])))
                 self.configs[config.uid] = timed[-1]
@@ -379,7 +415,7 @@ class _Run:
             return keep[0]
         fastest = min(us for _, us in timed)
         tied = [t for t in timed if t[1] <= fastest * (1 + TIE)]
-        return min(tied, key=lambda t: (t[0].plan != EAGER and len(t[0].schedules) or 0, t[1]))
+        return min(tied, key=lambda t: ((t[0].plan != EAGER and len(t[0].schedules)) or 0, t[1]))
 
 
 def _layout_text(layouts: Layouts, reads: Sequence[int], value: int, chain: Chain, k: int) -> str:
@@ -389,8 +425,25 @@ def _layout_text(layouts: Layouts, reads: Sequence[int], value: int, chain: Chai
     return layout_class(chain.inputs[k], layouts.operands[value], True)
 
 
-def _record(answer: Mapping[str, Any], workload: WorkloadRecord, *, schedule: ScheduleRecord | None = None, config: ConfigRecord | None = None, source_hash: str = "") -> TrialRecord:
-    names = ("median_us", "p20_us", "p80_us", "max_error", "eager_error", "compile_s", "registers", "spills", "shared_bytes")
+def _record(
+    answer: Mapping[str, Any],
+    workload: WorkloadRecord,
+    *,
+    schedule: ScheduleRecord | None = None,
+    config: ConfigRecord | None = None,
+    source_hash: str = "",
+) -> TrialRecord:
+    names = (
+        "median_us",
+        "p20_us",
+        "p80_us",
+        "max_error",
+        "eager_error",
+        "compile_s",
+        "registers",
+        "spills",
+        "shared_bytes",
+    )
     status = str(answer["status"])
     known: dict[str, Any] = {n: answer.get(n) for n in names}
     if status != "ok":
@@ -437,7 +490,7 @@ def tune(
     own = getattr(fn, "name", None) if isinstance(fn, dispatch.Fused) else None
     plain = fn.fn if isinstance(fn, dispatch.Fused) else fn
     store = store or (fn._store if isinstance(fn, dispatch.Fused) else None)
-    title = name or own or getattr(plain, "__name__", type(plain).__name__)
+    title = str(name or own or getattr(plain, "__name__", type(plain).__name__))
     url = settings.store_url(store) if store else settings.read().store
     rows: list[Tuned] = []
     with Store.open(url) as opened, Worker({}, timeout_s=120.0) as worker:
@@ -473,7 +526,9 @@ def _run_of(
     where = str(parse_device(found.pop()))
     if any(t.numel() == 0 for t in inputs):
         raise InputError(f"{title}: a case of no elements takes no time; give it at least one row")
-    return _Run(title, traced, fusion, [t.detach() for t in inputs], sizes, where, trials, seconds, seed, store, progress)
+    return _Run(
+        title, traced, fusion, [t.detach() for t in inputs], sizes, where, trials, seconds, seed, store, progress
+    )
 
 
 def _drive(run: _Run, worker: Worker) -> tuple[Tuned, bool]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-import autofuse.search.compare
+import autofuse.accuracy
 from autofuse.chain import Chain
 from autofuse.reference import evaluate
 from autofuse.search.check import Case, Checker, Fill, _repeats, case_sizes, check_program, make_cases
@@ -177,13 +177,13 @@ def test_case_sizes() -> None:
 
 def test_expected_results_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    original = autofuse.search.compare.oracle  # type: ignore[attr-defined]
+    original = autofuse.accuracy.oracle  # type: ignore[attr-defined]
 
     def counted(*args: Any) -> Any:
         calls.append(1)
         return original(*args)
 
-    monkeypatch.setattr("autofuse.search.compare.oracle", counted)
+    monkeypatch.setattr("autofuse.accuracy.oracle", counted)
     checker = Checker(CHAIN, [Case("a", CASES[0].inputs, CASES[0].sizes), CASES[-1]])
     for _ in range(3):
         assert checker.check(lambda i, s, f: [i[0] * 2]).ok

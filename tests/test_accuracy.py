@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from autofuse.chain import INPUT, Chain, Dtype, Ref, Value
-from autofuse.search.compare import Verdict, compare, expect, flipping, ulp
+from autofuse.accuracy import Verdict, compare, expect, flipping, ulp
 from autofuse.trace import trace
 
 NAN, INF = math.nan, math.inf
