@@ -7,24 +7,20 @@ prepared under a lock: trace, look up, build. Nothing here imports the search, O
 from __future__ import annotations
 
 import functools
-import math
 import threading
 import types
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, overload
 
 import torch
 
 from . import accuracy, capture, cost, settings
-from .device import describe, environment, limits
-from .errors import AutofuseError, BuildError, Infeasible, InputError, LaunchError, MissError, StoreError
+from .errors import AutofuseError, InputError, LaunchError
 from .fusion import Fusion, Plan, check
-from .program import Bound, Layouts, Program
-from .store.reader import Reader
-from .store.records import BestRecord, EnvironmentRecord, WorkloadRecord
+from .lookup import Choice, Lookup, warn_once
+from .program import Bound, Program
+from .store.records import WorkloadRecord
 from .trace import Traced, flatten_call, sizes_of, trace
 from .workload import layouts_of, rows_of, workload_of
 
@@ -32,20 +28,12 @@ MAX_CALLS = 4096  # exact signatures kept a function; row counts of a server's l
 NEAR_ROWS_LOG2 = 6.0  # a config tuned at up to 64 times fewer or more rows may serve
 
 _generation = 0
-_warned: set[str] = set()
 
 
 def reload() -> None:
     """Forget every prepared call and look-up in this process: the next calls read the store again."""
     global _generation
     _generation += 1
-
-
-def warn_once(key: str, text: str) -> None:
-    """One warning a process for one cause."""
-    if key not in _warned:
-        _warned.add(key)
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
 @dataclass(frozen=True)
@@ -66,9 +54,7 @@ class Explanation:
         lines = [f"{self.name}: {self.tier}{f' ({self.note})' if self.note else ''}"]
         if self.workload is not None:
             extents = "x".join(map(str, self.workload.extents)) or "scalar"
-            lines.append(
-                f"  workload   rows {self.workload.rows}, extents {extents}, {', '.join(self.workload.dtypes)}"
-            )
+            lines.append(f"  workload   rows {self.workload.rows}, extents {extents}, {', '.join(self.workload.dtypes)}")
             lines.append(f"  chain      {self.workload.chain_key}")
         lines.append(f"  plan       {self.plan}")
         for part, schedule in zip(self.plan.split(" | "), self.schedules, strict=False):
@@ -77,17 +63,6 @@ class Explanation:
         if self.median_us is not None:
             lines.append(f"  tuned      {self.median_us:.2f} µs at rows {self.tuned_rows}")
         return "\n".join(lines)
-
-
-@dataclass
-class _Choice:
-    """A config for some row counts of a workload family, and how it was found."""
-
-    tier: str
-    note: str
-    plan: Plan
-    schedules: tuple[dict[str, int | str], ...]
-    best: BestRecord | None
 
 
 @dataclass
@@ -102,7 +77,7 @@ class _Call:
     positions: tuple[int | None, ...]
     watches: tuple[capture.Watch, ...]
     metas: tuple[Any, ...]
-    choice: _Choice
+    choice: Choice
     workload: WorkloadRecord | None
     checked: bool
     device_index: int | None
@@ -130,11 +105,7 @@ class Fused:
         self._generation = _generation
         self._calls: dict[Any, _Call] = {}
         self._traces: dict[Any, tuple[Traced, Fusion, tuple[Any, ...], tuple[capture.Watch, ...]]] = {}
-        self._programs: dict[Any, Program] = {}
-        self._found: dict[str, list[BestRecord]] = {}
-        self._bad: set[Any] = set()
-        self._settings: settings.Settings | None = None
-        self._reader: Reader | None = None
+        self._lookup: Lookup | None = None
         self._disabled: bool | None = None
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -211,14 +182,16 @@ class Fused:
 
     def _configure(self) -> None:
         with self._lock:
-            self._settings = settings.read()
-            self._disabled = self._settings.disable
+            read = settings.read()
+            self._lookup = Lookup(self.name, self._store, read)
+            self._disabled = read.disable
 
     def _first(self, exact: Any, args: Sequence[Any], grad: bool) -> Any:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             warn_once(
                 f"capture {self.name}",
-                f"{self.name} is called for the first time with these shapes inside a CUDA graph capture: its eager function is captured; call it once before",
+                f"{self.name} is called for the first time with these shapes inside a CUDA graph capture: its eager "
+                "function is captured; call it once before",
             )
             return self.fn(*args)
         with self._lock:
@@ -263,9 +236,7 @@ class Fused:
         if len(devices) != 1 or next(iter(devices)).type not in ("cpu", "cuda"):
             return None  # mixed devices raise what eager raises
         traced, fusion, getters, watched = self._trace(args)
-        inputs = [
-            args[b.position] if b.position is not None else g() for b, g in zip(traced.bindings, getters, strict=True)
-        ]
+        inputs = [args[b.position] if b.position is not None else g() for b, g in zip(traced.bindings, getters, strict=True)]
         if any(t.device not in devices for t in inputs) or (grad and any(t.requires_grad for t in inputs)):
             return None
         sizes = sizes_of(traced, [*args])
@@ -275,99 +246,14 @@ class Fused:
         positions = tuple(b.position for b in traced.bindings)
         device = next(iter(devices))
         work = workload_of(traced.chain, layouts_of(traced.chain, inputs), sizes)
-        choice, program = self._choose(fusion, inputs, sizes, work, device)
-        checked = choice.tier != "heuristic"
+        assert self._lookup is not None
+        choice, program = self._lookup.choose(fusion, inputs, sizes, work, device)
+        checked = choice.checked
         bound = None if program is None else program.bind(inputs, sizes)
         index = device.index if device.type == "cuda" else None
         return _Call(
             traced, program, bound, sizes, getters, positions, watched, metas, choice, work, checked, index, traced.spec.is_leaf(),
         )  # fmt: skip
-
-    def _best(self, family: str, device: str) -> list[BestRecord]:
-        """What the store has of a workload family, by row count; nothing, with one warning, where it cannot be read."""
-        found = self._found.get(family)
-        if found is None:
-            assert self._settings is not None
-            url = settings.store_url(self._store) if self._store else self._settings.store
-            try:
-                if self._reader is None:
-                    self._reader = Reader(url)
-                found = self._reader.best(family, device)
-            except StoreError as e:
-                warn_once(f"store {url}", f"the store is not used: {e}")
-                found = []
-            self._found[family] = found
-        return found
-
-    def _choose(
-        self,
-        fusion: Fusion,
-        inputs: Sequence[torch.Tensor],
-        sizes: Mapping[str, int],
-        work: WorkloadRecord,
-        device: torch.device,
-    ) -> tuple[_Choice, Program | None]:
-        assert self._settings is not None
-        name = str(device)
-        layouts = Layouts(fusion, inputs, sizes)
-        cap = limits(name)
-        cache = self._settings.cache
-        reasons = []
-        for choice in self._candidates(work, name):
-            try:
-                return choice, self._program(layouts, work, choice, cap, cache, device)
-            except (Infeasible, BuildError, InputError) as e:
-                reasons.append(f"{choice.tier}: {e}")
-        note = "; ".join(reasons) or "the store has nothing near it"
-        if self._settings.on_miss == "error":
-            raise MissError(
-                f"{self.name} has no tuned kernel for rows {work.rows}, extents {work.extents} ({note}): run `autofuse tune` for it, or set AUTOFUSE_ON_MISS to heuristic or eager"
-            )
-        if self._settings.on_miss == "heuristic" and (fusion.chain.key, name) not in self._bad:
-            plan, schedules = layouts.plan(fusion.fused(), cap)
-            choice = _Choice("heuristic", note, plan, tuple(schedules), None)
-            try:
-                return choice, self._program(layouts, work, choice, cap, cache, device)
-            except (Infeasible, BuildError) as e:
-                warn_once(f"build {self.name}", f"{self.name} runs its eager function: {e}")
-                note = str(e)
-        return _Choice("eager", note, Plan(()), (), None), None
-
-    def _candidates(self, work: WorkloadRecord, device: str) -> list[_Choice]:
-        """Tuned configs, best first: exact rows before near ones, then by environment, verified, nearness and time."""
-        here = environment(device)
-        ranked = []
-        for best in self._best(work.family, describe(device).uid):
-            distance = abs(math.log2(max(1, best.rows)) - math.log2(max(1, work.rows)))
-            if distance > NEAR_ROWS_LOG2:
-                continue
-            near = best.rows != work.rows
-            rank, note = _environment_rank(best.environment, here)
-            ranked.append(((near, rank, not best.verified, distance, best.median_us), best, note))
-        made = []
-        for (near, *_), best, note in sorted(ranked, key=lambda r: r[0]):
-            tier = "near rows" if near else "exact"
-            text = "; ".join(x for x in (f"tuned at rows {best.rows}" if near else "", note) if x)
-            try:
-                plan = Plan.parse(best.plan)
-            except InputError:
-                continue
-            made.append(_Choice(tier, text, plan, tuple(dict(s.knobs) for s in best.schedules), best))
-        return made
-
-    def _program(
-        self, layouts: Layouts, work: WorkloadRecord, choice: _Choice, cap: Any, cache: Path, device: torch.device
-    ) -> Program | None:
-        if choice.plan.is_eager:
-            return None
-        parts = [p.nodes for p in choice.plan.parts if p.kind != "eager"]
-        shapes = tuple(layouts.task(nodes, cap).layout for nodes in parts)
-        orders = tuple(sorted(layouts.orders.items()))
-        key = (work.family, str(choice.plan), repr(choice.schedules), shapes, orders, device)
-        found = self._programs.get(key)
-        if found is None:
-            found = self._programs[key] = Program(layouts, choice.plan, choice.schedules, cap, cache, device)
-        return found
 
     def _checked_run(self, call: _Call, args: Sequence[Any]) -> Any:
         """The first run: a schedule that no search has checked is compared with the oracle, and eager runs if it errs."""
@@ -385,12 +271,11 @@ class Fused:
         except (AutofuseError, RuntimeError) as e:
             if call.program.device.type == "cuda" and "CUDA error" in str(e):
                 raise  # the context is lost: nothing that follows can be right
-            warn_once(
-                f"wrong {self.name}", f"{self.name} runs its eager function: its {call.choice.tier} kernel failed ({e})"
-            )
-            self._bad.add((call.traced.chain.key, str(call.program.device)))
+            warn_once(f"wrong {self.name}", f"{self.name} runs its eager function: its {call.choice.tier} kernel failed ({e})")
+            assert self._lookup is not None
+            self._lookup.distrust(call.traced.chain.key, str(call.program.device))
             call.program = call.bound = None
-            call.choice = _Choice("eager", str(e), Plan(()), (), None)
+            call.choice = Choice("eager", str(e), Plan(()))
             return self.fn(*args)
 
     # ---- looking inside
@@ -429,20 +314,6 @@ class Fused:
         )  # fmt: skip
 
 
-def _environment_rank(then: EnvironmentRecord, here: EnvironmentRecord) -> tuple[int, str]:
-    """0 the same environment; 1 the same kernels from a compiler of the same minor version; 2 a candidate."""
-    if then.uid == here.uid:
-        return 0, ""
-
-    def minor(version: str) -> str:
-        return ".".join(version.split(".")[:2])
-
-    same = minor(then.triton) == minor(here.triton) and then.compiler == here.compiler
-    if same and then.kernel_source_hash == here.kernel_source_hash:
-        return 1, ""
-    return 2, "tuned in another environment: tune again to confirm"
-
-
 CHECKED_ELEMENTS = 2**24  # the float64 oracle of more would take seconds and gigabytes
 
 
@@ -473,9 +344,7 @@ def _disagreement(call: _Call, inputs: Sequence[torch.Tensor]) -> str:
 @overload
 def fuse(fn: Callable[..., Any], *, store: str | None = None, name: str | None = None) -> Fused: ...
 @overload
-def fuse(
-    fn: None = None, *, store: str | None = None, name: str | None = None
-) -> Callable[[Callable[..., Any]], Fused]: ...
+def fuse(fn: None = None, *, store: str | None = None, name: str | None = None) -> Callable[[Callable[..., Any]], Fused]: ...
 
 
 def fuse(fn: Callable[..., Any] | None = None, *, store: str | None = None, name: str | None = None) -> Any:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 from ..chain import Chain
+from ..errors import Infeasible
 from .layout import Layout
 from .lower import Lowered
 
@@ -27,7 +29,7 @@ class Knob:
     def log2(self) -> bool:
         """Whether the values are consecutive powers of two, to be searched by exponent."""
         v = [x for x in self.values if isinstance(x, int)]
-        return len(v) == len(self.values) > 1 and all(x > 0 and y == 2 * x for x, y in zip(v, v[1:]))
+        return len(v) == len(self.values) > 1 and all(x > 0 and y == 2 * x for x, y in pairwise(v))
 
     def active(self, knobs: Knobs) -> bool:
         """Whether the knob exists beside these choices."""
@@ -42,6 +44,26 @@ class Space:
     version: int
     knobs: tuple[Knob, ...]
     check: Callable[[Knobs], str | None] = field(compare=False, default=lambda _: None)
+
+    def validate(self, knobs: Knobs) -> dict[str, int | str]:
+        """The knobs, each known and of an allowed value; they may come from a database that someone else wrote.
+
+        Raises Infeasible for anything else, and for a choice that is not legal here.
+        """
+        made: dict[str, int | str] = {}
+        for knob in self.knobs:
+            if not knob.active(made):
+                continue
+            value = knobs.get(knob.name)
+            if type(value) not in (int, str) or value not in knob.values:
+                raise Infeasible(f"{self.kind} has no {knob.name}={value!r} here: one of {', '.join(map(repr, knob.values))}")
+            made[knob.name] = value
+        if set(knobs) - set(made):
+            raise Infeasible(f"{self.kind} has no knob {', '.join(sorted(set(knobs) - set(made)))} beside the others")
+        reason = self.check(made)
+        if reason:
+            raise Infeasible(reason)
+        return made
 
     def reduce(self, knobs: Knobs) -> dict[str, int | str]:
         """Only the knobs that exist beside each other, in the space's order."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import prod
 
-from ..errors import Infeasible
 from .base import Knob, Knobs, Source, Space, Task
 from .tile import MAX_TILE, Tiles, default_math, next_power
 
@@ -69,13 +68,12 @@ class Pointwise:
         return {"form": "tile", "rows_per_program": rows, "block_cols": block, "num_warps": warps, **common}
 
     def emit(self, task: Task, knobs: Knobs) -> Source:
+        knobs = self.space(task).validate(knobs)
         if task.limits.target == "cpu":
             from .nest import Nest
 
             return Nest(task, knobs).source()
         form = str(knobs["form"])
-        if form == "flat" and not self._flat(task):
-            raise Infeasible("the operands are not one run of memory")
         if form == "flat":
             return Tiles(task, knobs, 1, "flat", int(knobs["block"])).source()
         return Tiles(task, knobs, int(knobs["rows_per_program"]), "tile", int(knobs["block_cols"])).source()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import prod
 
-from ..errors import Infeasible
 from .base import Knob, Knobs, Source, Space, Task
 from .tile import MAX_TILE, Tiles, default_math, next_power
 
@@ -74,12 +73,10 @@ class RowReduce:
         return {"form": "looped", "rows_per_program": 1, "num_warps": 16, "block_cols": 8192, "num_stages": 1, "online": 1, **common}
 
     def emit(self, task: Task, knobs: Knobs) -> Source:
+        knobs = self.space(task).validate(knobs)
         if task.limits.target == "cpu":
             from .nest import Nest
 
             return Nest(task, knobs).source()
-        reason = self.space(task).check(knobs)
-        if reason:
-            raise Infeasible(reason)
         form = str(knobs["form"])
         return Tiles(task, knobs, int(knobs["rows_per_program"]), form, int(knobs.get("block_cols", 0))).source()

@@ -102,14 +102,11 @@ class Bench:
 
     # ---- one segment
 
-    def _reads(
-        self, segment: Segment, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
-    ) -> tuple[torch.Tensor, ...]:
+    def _reads(self, segment: Segment, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
         """What the segment reads, from the eager chain, laid out as a program lays out values between segments."""
         made = evaluate(self.chain, inputs, sizes, segment.reads)
         return tuple(
-            t if v < self.chain.num_inputs else self._empty(v, sizes).copy_(t)
-            for v, t in zip(segment.reads, made, strict=True)
+            t if v < self.chain.num_inputs else self._empty(v, sizes).copy_(t) for v, t in zip(segment.reads, made, strict=True)
         )
 
     def _empty(self, value: int, sizes: Mapping[str, int]) -> torch.Tensor:
@@ -145,9 +142,7 @@ class Bench:
         if kernel.source.target != "cpu":
             mine = segment.sizes(self.sizes)
             outputs = [self._empty(v, self.sizes) for v in segment.writes]
-            reads = [
-                self.sets[0][v] if v < self.chain.num_inputs else self._empty(v, self.sizes) for v in segment.reads
-            ]
+            reads = [self.sets[0][v] if v < self.chain.num_inputs else self._empty(v, self.sizes) for v in segment.reads]
             facts = compile_triton(kernel, reads, outputs, mine)
         return {
             "status": "ok", "compile_s": time.perf_counter() - start, "source_hash": kernel.source.hash, **facts,
@@ -284,9 +279,7 @@ def runner(program: Program) -> Callable[[Sequence[torch.Tensor], Mapping[str, i
 def joined_hash(sources: Sequence[Source | None]) -> str:
     """One name for the sources of a config's kernels: the source's own where there is one, "" where there is none."""
     hashes = [s.hash for s in sources if s is not None]
-    return (
-        hashes[0] if len(hashes) == 1 else hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:32] if hashes else ""
-    )
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:32] if hashes else ""
 
 
 def _errors(v: Verdict) -> dict[str, Any]:

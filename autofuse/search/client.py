@@ -125,9 +125,7 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -212,9 +210,7 @@ class Worker:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(2)
         code = process.poll()
-        how = (
-            "the measuring process closed its pipe" if code is None else f"the measuring process ended with code {code}"
-        )
+        how = "the measuring process closed its pipe" if code is None else f"the measuring process ended with code {code}"
         if code is not None and code < 0:
             with contextlib.suppress(ValueError):
                 how = f"killed by {signal.Signals(-code).name}"

@@ -40,11 +40,7 @@ def failure(error: BaseException) -> dict[str, Any]:
     module = type(error).__module__ or ""
     if any(t in text for t in _LOST):
         status = "crashed"
-    elif (
-        isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        or "out of memory" in text
-        or "can't allocate memory" in text
-    ):
+    elif isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "out of memory" in text or "can't allocate memory" in text:
         status = "out_of_memory"
     elif isinstance(error, Infeasible) or type(error).__name__ == "OutOfResources":
         status = "pruned"  # more shared memory, registers or threads than the device has: known only after the build

@@ -197,9 +197,7 @@ def make(
             continue
         extents = tuple(dim_value(d, sizes) for d in shape)
         bound = None
-        if sizes and any(
-            tuple(dim_value(d, sizes) for d in s) != q.sizes for q, s in zip(recipes, shapes, strict=True)
-        ):
+        if sizes and any(tuple(dim_value(d, sizes) for d in s) != q.sizes for q, s in zip(recipes, shapes, strict=True)):
             bound = max(1, min(sizes.values()))
         strides = strides_at(r, extents)
         dtype = ops.TORCH[r.dtype]

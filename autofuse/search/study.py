@@ -66,7 +66,7 @@ class SegmentStudy:
                 assert isinstance(d, IntDistribution)
                 made[knob.name] = 2 ** trial.suggest_int(knob.name, d.low, d.high)
             else:
-                made[knob.name] = trial.suggest_categorical(knob.name, list(knob.values))
+                made[knob.name] = trial.suggest_categorical(knob.name, list(knob.values))  # type: ignore[assignment]
         return made
 
     def _params(self, knobs: Mapping[str, int | str]) -> dict[str, Any] | None:
@@ -94,9 +94,7 @@ class SegmentStudy:
         source = self.kind.emit(self.task, knobs)
         return f"{source.hash}:{source.threads}"
 
-    def remember(
-        self, knobs: Mapping[str, int | str], source_hash: str, median_us: float | None, warm: bool = False
-    ) -> None:
+    def remember(self, knobs: Mapping[str, int | str], source_hash: str, median_us: float | None, warm: bool = False) -> None:
         """A trial made elsewhere: resumed, a seed, or of a near workload (`warm`, then it guides but is not done)."""
         params = self._params(knobs)
         if not warm:

@@ -1,0 +1,157 @@
+"""What a call should run: the store's configs in order of trust, then a heuristic schedule, then eager.
+
+A database is never an error here: one that cannot be read is a miss with one warning, and what it holds is data that is
+checked again (legality at the real shape, knobs against their space) before a kernel is made from it.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import settings
+from .device import describe, environment, limits
+from .errors import BuildError, Infeasible, InputError, MissError, StoreError
+from .fusion import EAGER, Fusion, Plan
+from .program import Layouts, Program
+from .store.reader import Reader
+from .store.records import BestRecord, EnvironmentRecord, WorkloadRecord
+
+NEAR_ROWS_LOG2 = 6.0  # a config tuned at up to 64 times fewer or more rows may serve
+_warned: set[str] = set()
+
+
+def warn_once(key: str, text: str) -> None:
+    """One warning a process for one cause."""
+    if key not in _warned:
+        _warned.add(key)
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A config for a call, and how it was found. `checked`: a search has checked these very kernels."""
+
+    tier: str
+    note: str
+    plan: Plan
+    schedules: tuple[dict[str, int | str], ...] = ()
+    best: BestRecord | None = None
+    checked: bool = False
+
+
+class Lookup:
+    """The configs of one function's calls, and the programs made of them."""
+
+    def __init__(self, name: str, store: str | None, read: settings.Settings) -> None:
+        self.name, self.settings = name, read
+        self.url = settings.store_url(store) if store else read.store
+        self._reader: Reader | None = None
+        self._found: dict[tuple[str, str], list[BestRecord]] = {}
+        self._programs: dict[Any, Program] = {}
+        self._bad: set[tuple[str, str]] = set()
+
+    def distrust(self, chain_key: str, device: str) -> None:
+        """Make no heuristic kernel of this chain any more: one was wrong."""
+        self._bad.add((chain_key, device))
+
+    def choose(
+        self, fusion: Fusion, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int], work: WorkloadRecord,
+        device: torch.device,
+    ) -> tuple[Choice, Program | None]:  # fmt: skip
+        """The best choice that can be built, and its program; None for the eager function.
+
+        Raises MissError where the store has nothing and AUTOFUSE_ON_MISS is "error".
+        """
+        name = str(device)
+        layouts = Layouts(fusion, inputs, sizes)
+        reasons = []
+        for choice in self._candidates(work, name):
+            try:
+                return choice, self._program(layouts, work, choice, device)
+            except (Infeasible, BuildError, InputError) as e:
+                reasons.append(f"{choice.tier}: {e}")
+        note = "; ".join(reasons) or "the store has nothing near it"
+        if self.settings.on_miss == "error":
+            raise MissError(
+                f"{self.name} has no tuned kernel for rows {work.rows}, extents {work.extents} ({note}): run `autofuse tune` "
+                "for it, or set AUTOFUSE_ON_MISS to heuristic or eager"
+            )
+        if self.settings.on_miss == "heuristic" and (fusion.chain.key, name) not in self._bad:
+            plan, schedules = layouts.plan(fusion.fused(), limits(name))
+            choice = Choice("heuristic", note, plan, tuple(schedules))
+            try:
+                return choice, self._program(layouts, work, choice, device)
+            except (Infeasible, BuildError) as e:
+                warn_once(f"build {self.name}", f"{self.name} runs its eager function: {e}")
+                note = str(e)
+        return Choice("eager", note, Plan(())), None
+
+    def _best(self, family: str, device: str) -> list[BestRecord]:
+        """What the store has of a workload family; nothing, with one warning, where it cannot be read."""
+        found = self._found.get((family, device))
+        if found is None:
+            try:
+                if self._reader is None:
+                    self._reader = Reader(self.url)
+                found = self._reader.best(family, device)
+            except StoreError as e:
+                warn_once(f"store {self.url}", f"the store is not used: {e}")
+                found = []
+            self._found[family, device] = found
+        return found
+
+    def _candidates(self, work: WorkloadRecord, device: str) -> list[Choice]:
+        """Tuned configs, best first: exact rows before near ones, then by environment, verified, nearness and time."""
+        here = environment(device)
+        ranked = []
+        for best in self._best(work.family, describe(device).uid):
+            distance = abs(math.log2(max(1, best.rows)) - math.log2(max(1, work.rows)))
+            if distance > NEAR_ROWS_LOG2:
+                continue
+            near = best.rows != work.rows
+            rank, note = environment_rank(best.environment, here)
+            ranked.append(((near, rank, not best.verified, distance, best.median_us), best, note))
+        made = []
+        for (near, rank, *_), best, note in sorted(ranked, key=lambda r: r[0]):
+            text = "; ".join(x for x in (f"tuned at rows {best.rows}" if near else "", note) if x)
+            try:
+                plan = Plan.parse(best.plan)
+            except InputError:
+                continue  # not ours: a row that no autofuse wrote
+            schedules = tuple(dict(s.knobs) for s in best.schedules)
+            made.append(Choice("near rows" if near else "exact", text, plan, schedules, best, rank < 2))
+        return made
+
+    def _program(self, layouts: Layouts, work: WorkloadRecord, choice: Choice, device: torch.device) -> Program | None:
+        if choice.plan.is_eager:
+            return None
+        cap = limits(str(device))
+        parts = [p.nodes for p in choice.plan.parts if p.kind != EAGER]
+        shapes = tuple(layouts.task(nodes, cap).layout for nodes in parts)
+        orders = tuple(sorted(layouts.orders.items()))
+        key = (work.family, str(choice.plan), repr(choice.schedules), shapes, orders, device)
+        found = self._programs.get(key)
+        if found is None:
+            found = Program(layouts, choice.plan, choice.schedules, cap, self.settings.cache, device)
+            self._programs[key] = found
+        return found
+
+
+def environment_rank(then: EnvironmentRecord, here: EnvironmentRecord) -> tuple[int, str]:
+    """0 the same environment; 1 the same kernels from a compiler of the same minor version; 2 a candidate."""
+    if then.uid == here.uid:
+        return 0, ""
+
+    def minor(version: str) -> str:
+        return ".".join(version.split(".")[:2])
+
+    same = minor(then.triton) == minor(here.triton) and then.compiler == here.compiler
+    if same and then.kernel_source_hash == here.kernel_source_hash:
+        return 1, ""
+    return 2, "tuned in another environment: tune again to confirm"

@@ -1,0 +1,354 @@
+"""Kernels on inputs that break careless ones: shapes, layouts, special values, every form and knob."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from autofuse.kernels.base import Task
+from autofuse.kernels.c_text import PRELUDE as C_PRELUDE
+from examples.catalogue import CATALOGUE, Entry, mish_add, rope, softmax
+from tests.kernel_cases import LAYOUTS, SHAPES, VALUES, Knobs, data, floats, offset, run, sliced, transposed
+
+GOLDEN = Path(__file__).parent / "golden"
+CHAINS = {e.name: e for e in CATALOGUE}
+Fn = Callable[..., Any]
+
+
+def norm(x: Tensor) -> Tensor:
+    return F.layer_norm(x * 1.5, (x.shape[-1],))
+
+
+def gated(x: Tensor, y: Tensor) -> Tensor:
+    return F.silu(x) * y + x
+
+
+def stats(x: Tensor) -> tuple[Tensor, ...]:
+    """Reductions of every kind over one row, and the row scaled by them."""
+    top = x.amax(-1, keepdim=True)
+    return x - top, x.float().var(-1), x.argmin(-1), (x > 0).any(-1), x.logsumexp(-1), x.mean(-1)
+
+
+def groups(x: Tensor) -> tuple[Tensor, Tensor]:
+    """A norm of the row, then a scale for each 8 columns."""
+    y = F.rms_norm(x, (x.shape[-1],), None, 1e-5).unflatten(-1, (-1, 8))
+    scale = y.abs().amax(-1, keepdim=True)
+    return (y / (scale + 0.1)).flatten(-2), scale.squeeze(-1)
+
+
+def halves(x: Tensor) -> Tensor:
+    left, right = x.chunk(2, -1)
+    return F.softmax(torch.cat((-right, left), -1), -1)
+
+
+ROWWISE: dict[str, Fn] = {"softmax": softmax, "norm": norm, "stats": stats}
+SHARED: dict[str, Fn] = {**ROWWISE, "gelu": lambda x: F.gelu(x + 1)}
+
+
+def args_of(entry: Entry, rows: int, cols: int, dtype: torch.dtype, seed: int = 0) -> tuple[Any, ...]:
+    return entry.case(rows, cols, str(dtype).removeprefix("torch."), seed=seed)
+
+
+def fits(entry: Entry, cols: int) -> bool:
+    """Whether the chain has a workload of this width: some cut their columns into groups of 128."""
+    return not (entry.name in ("rope", "rmsnorm_fp8_block") and cols % 128)
+
+
+def catalogue(*cols: int) -> list[Any]:
+    return [pytest.param(e.name, n, id=f"{e.name}-{n}") for e in CATALOGUE for n in cols if fits(e, n)]
+
+
+# ---- C: the catalogue
+
+
+@pytest.mark.parametrize("dtype", floats(), ids=str)
+@pytest.mark.parametrize(("name", "cols"), catalogue(33, 256))
+def test_catalogue(name: str, cols: int, dtype: torch.dtype) -> None:
+    assert run(CHAINS[name].fn, args_of(CHAINS[name], 7, cols, dtype)).message == ""
+
+
+@pytest.mark.parametrize(("name", "cols"), catalogue(33, 128))
+def test_catalogue_unfused(name: str, cols: int) -> None:
+    made = run(CHAINS[name].fn, args_of(CHAINS[name], 7, cols, torch.bfloat16), groups="unfused")
+    assert made.message == ""
+    assert len(made.plan.parts) >= CHAINS[name].num_ops - 4
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_catalogue_of_no_rows(name: str) -> None:
+    made = run(CHAINS[name].fn, args_of(CHAINS[name], 0, 128, torch.float32))
+    assert made.message == ""
+
+
+C_KNOBS: dict[str, Knobs] = {
+    "keep_none": {"keep": "none", "threads": 1},
+    "keep_costly": {"keep": "costly", "threads": 2, "vector": 512},
+    "keep_all": {"keep": "all", "threads": 2, "row_block": 1},
+    "chunks": {"chunk_cols": 16, "block": 64, "row_block": 64, "threads": 2},
+    "fast": {"math": "fast", "vector": 512, "row_block": 16},
+    "exact": {"math": "exact", "block": 4096},
+}
+
+
+@pytest.mark.parametrize("knobs", C_KNOBS)
+@pytest.mark.parametrize("name", CHAINS)
+def test_catalogue_knobs(name: str, knobs: str) -> None:
+    assert run(CHAINS[name].fn, args_of(CHAINS[name], 5, 128, torch.bfloat16, 1), knobs=C_KNOBS[knobs]).message == ""
+
+
+# ---- C: shapes, layouts, values
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("dtype", floats(("float32", "bfloat16")), ids=str)
+def test_shapes(name: str, shape: str, dtype: torch.dtype) -> None:
+    fn = softmax if name == "stats" and shape == "0x64" else SHARED[name]
+    if name == "norm" and shape == "1x1":
+        fn = lambda x: F.layer_norm(x * 1.5, (1,), eps=0.1)  # noqa: E731 - of one element, all is rounding
+    x = data(*SHAPES[shape], dtype=dtype)
+    if name == "stats" and shape == "1x1":
+        fn = lambda x: (x - x.amax(-1, keepdim=True), x.argmin(-1), x.logsumexp(-1))  # noqa: E731
+    for knobs in ({}, {"keep": "all", "chunk_cols": 1024, "row_block": 1}) if x.numel() > 20000 else ({},):
+        assert run(fn, (x,), knobs=knobs).message == ""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", SHARED)
+def test_layouts(name: str, layout: str) -> None:
+    for dtype in floats(("float32", "float16")):
+        assert run(SHARED[name], (LAYOUTS[layout](data(9, 40, dtype=dtype)),)).message == ""
+
+
+@pytest.mark.parametrize("second", LAYOUTS)
+@pytest.mark.parametrize("first", LAYOUTS)
+def test_two_layouts(first: str, second: str) -> None:
+    x, y = LAYOUTS[first](data(6, 40)), LAYOUTS[second](data(6, 40, seed=1))
+    assert run(gated, (x, y)).message == ""
+    assert run(mish_add, (x, y.bfloat16()), groups="unfused").message == ""
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("name", SHARED)
+def test_values(name: str, values: str) -> None:
+    for dtype in floats():
+        message = run(SHARED[name], (VALUES[values](dtype),)).message
+        assert message == "", dtype
+
+
+@pytest.mark.parametrize("math", ["exact", "fast"])
+def test_layer_norm_far_from_zero(math: str) -> None:
+    x = data(4, 1000) + 1e4
+    assert run(norm, (x.half(),), knobs={"math": math}).message == ""
+    assert run(lambda x: F.layer_norm(x, (x.shape[-1],)), (x,), knobs={"math": "exact"}).message == ""
+
+
+def test_one_tensor_twice() -> None:
+    x = data(5, 24)
+    made = run(gated, (x, x))
+    assert made.message == ""
+    assert made.chain.num_inputs == 2
+    assert run(lambda x, y: x.softmax(-1) + y, (x, x[:1])).message == ""
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [("float32", "bfloat16"), ("bfloat16", "float16"), ("int64", "float16"), ("bool", "bfloat16"), ("float64", "float32"), ("int8", "int32")],
+)
+def test_mixed_dtypes(left: str, right: str) -> None:
+    x, y = data(5, 24, scale=9).to(getattr(torch, left)), data(5, 24, seed=1).to(getattr(torch, right))
+    assert run(lambda x, y: (x + y, x * 2, y - x.sum(-1, keepdim=True), x > y), (x, y)).message == ""
+
+
+def test_scalars_of_no_dimension() -> None:
+    x, scale = data(5, 24), torch.tensor(0.125)
+    assert run(lambda x, s: F.softmax(x * s, -1) + s, (x, scale)).message == ""
+    assert run(lambda x, s: x.bfloat16() * s, (x, scale)).chain.values[-1].dtype == "bfloat16"
+    assert run(lambda x, y: x * y + 1, (scale, torch.tensor(3.0))).message == ""
+
+
+def test_a_number_a_row() -> None:
+    x, scale, weight, labels = data(7, 33), data(7, seed=1), data(33, seed=2), torch.arange(7) * 4
+    assert run(lambda x, s, w: x * s[:, None] * w, (x, scale, weight)).message == ""
+    assert run(lambda x, s: (x.amax(-1) * s, x / s.unsqueeze(-1)), (x, scale)).message == ""
+    assert run(lambda x, i: x.logsumexp(-1) - x.gather(-1, i[:, None])[:, 0], (x, labels)).message == ""
+    labels[3] = -100
+    assert run(lambda x, i: F.cross_entropy(x, i, reduction="none"), (x, labels)).message == ""
+
+
+def test_outer() -> None:
+    x = data(40)
+    assert run(lambda x: x[:, None] - x[None, :], (x,)).message == ""
+    assert run(lambda x: (x[..., :, None] * x[..., None, :]).sum(-1), (data(3, 12),)).message == ""
+
+
+def test_contiguous_of_a_transposed_input() -> None:
+    assert run(lambda x: x.contiguous() + 1, (transposed(data(6, 10)),)).message == ""
+
+
+@pytest.mark.parametrize("groups", ["fused", "unfused"])
+def test_views_keep_eagers_strides(groups: str) -> None:
+    x = data(4, 6, 24)
+    for fn in (
+        lambda x: (x + 1).transpose(-1, -2),
+        lambda x: (x + 1).transpose(0, 1) * 2,
+        lambda x: (x * 2).transpose(-1, -2).contiguous(),
+        lambda x: ((x + 1)[..., 3:9], (x + 1).unflatten(-1, (4, 6)), x[..., :5]),
+        lambda x: (x + 1).permute(2, 0, 1).exp(),
+        lambda x: (x[..., :1] * 2).expand(-1, -1, 7),
+        lambda x: x.transpose(0, 1).flatten(0, 1) + 1,
+    ):
+        for given in (x, transposed(x), sliced(x)):
+            assert run(fn, (given,), groups=groups).message == ""
+
+
+# ---- Triton, in the interpreter
+
+FORMS: dict[str, Knobs] = {
+    "whole": {"form": "whole", "rows_per_program": 1, "num_warps": 1},
+    "whole_rows": {"form": "whole", "rows_per_program": 4, "num_warps": 1},
+    "looped": {"form": "looped", "block_cols": 16, "online": 0, "rows_per_program": 1, "num_warps": 1},
+    "looped_online": {"form": "looped", "block_cols": 16, "online": 1, "rows_per_program": 1, "num_warps": 1},
+    "looped_rows": {"form": "looped", "block_cols": 32, "online": 1, "rows_per_program": 4, "num_warps": 1, "num_stages": 2},
+}
+TILES: dict[str, Knobs] = {
+    "flat": {"form": "flat", "block": 64},
+    "tile": {"form": "tile", "rows_per_program": 1, "block_cols": 16},
+    "tile_rows": {"form": "tile", "rows_per_program": 4, "block_cols": 16},
+}
+
+
+def of(form: str, knobs: Mapping[str, Knobs], math: str) -> Knobs:
+    return {**knobs[form], "math": math}
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["softmax", "norm", "stats", "groups", "halves"])
+def test_row_forms(name: str, form: str) -> None:
+    fn = {**ROWWISE, "groups": groups, "halves": halves}[name]
+    for cols, dtype in ((40, torch.float32), (72, torch.bfloat16), (64, torch.float16)):
+        assert run(fn, (data(7, cols, dtype=dtype),), "cuda", of(form, FORMS, "exact")).message == ""
+    if name != "groups":
+        assert run(fn, (data(3, 5, 34, dtype=torch.bfloat16),), "cuda", of(form, FORMS, "fast")).message == ""
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_row_forms_of_layouts(layout: str, form: str) -> None:
+    assert run(stats, (LAYOUTS[layout](data(6, 40)),), "cuda", of(form, FORMS, "exact")).message == ""
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("form", ["whole_rows", "looped", "looped_online"])
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("name", ROWWISE)
+def test_row_forms_of_values(name: str, values: str, form: str) -> None:
+    assert run(ROWWISE[name], (VALUES[values](torch.float32),), "cuda", of(form, FORMS, "exact")).message == ""
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("form", TILES)
+@pytest.mark.parametrize("layout", [None, *LAYOUTS])
+def test_pointwise_forms(layout: str | None, form: str) -> None:
+    for cols in (33, 64):
+        x = data(7, cols)
+        given = x if layout is None else LAYOUTS[layout](x)
+        knobs: dict[str, int | str] = {**TILES[form]}
+        if form == "flat" and layout not in (None, "misaligned"):
+            knobs = {}
+        assert run(gated, (given, data(7, cols, seed=1)), "cuda", knobs).message == ""
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("form", ["tile", "tile_rows"])
+def test_pointwise_views(form: str) -> None:
+    x = data(3, 5, 48, dtype=torch.float16)
+    for fn in (
+        lambda x: torch.cat((x[..., :7] * 2, x[..., 7:] + 1), -1),
+        lambda x: torch.stack((x[..., ::2], x[..., 1::2] * 3), -1).flatten(-2),
+        lambda x: (x.transpose(0, 1) + 1, x.transpose(-1, -2) * 2),
+        lambda x: x.unflatten(-1, (6, 8)) * x[..., :8].unsqueeze(-2),
+    ):
+        assert run(fn, (x,), "cuda", TILES[form]).message == ""
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize(("name", "cols"), catalogue(40, 128))
+def test_catalogue_triton(name: str, cols: int) -> None:
+    for dtype in floats(("float32", "bfloat16")):
+        assert run(CHAINS[name].fn, args_of(CHAINS[name], 3, cols, dtype), "cuda").message == ""
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize(("name", "cols"), catalogue(128))
+def test_catalogue_triton_unfused(name: str, cols: int) -> None:
+    assert run(CHAINS[name].fn, args_of(CHAINS[name], 3, cols, torch.bfloat16), "cuda", groups="unfused").message == ""
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s not in ("2x70000", "5x4096")])
+def test_shapes_triton(shape: str) -> None:
+    x = data(*SHAPES[shape])
+    assert run(softmax, (x,), "cuda").message == ""
+    assert run(lambda x: F.gelu(x) * 2, (offset(x),), "cuda").message == ""
+
+
+@pytest.mark.interpret
+def test_long_row_triton() -> None:
+    made = run(softmax, (data(1, 70000),), "cuda")
+    assert made.message == ""
+    assert "for i" in made.sources[0]
+
+
+@pytest.mark.interpret
+def test_a_number_a_row_triton() -> None:
+    x, scale, labels = data(7, 33), data(7, seed=1), torch.arange(7) * 4
+    assert run(lambda x, s: (x.amax(-1) * s, x / s.unsqueeze(-1)), (x, scale), "cuda").message == ""
+    assert run(lambda x, i: F.cross_entropy(x, i, reduction="none"), (x, labels), "cuda").message == ""
+
+
+# ---- generated source
+
+GOLD: dict[str, tuple[str, Fn, tuple[Any, ...], Knobs]] = {
+    "add_norm_act.py": ("cuda", CHAINS["add_norm_act"].fn, (data(6, 48).bfloat16(), data(6, 48).bfloat16(), data(48).bfloat16()), {}),
+    "softmax_looped.py": ("cuda", softmax, (data(6, 4000),), {"form": "looped", "block_cols": 1024, "online": 1, "math": "exact", "num_warps": 4}),
+    "rope.py": ("cuda", rope, (data(6, 4, 32).half(), data(6, 16).half(), data(6, 16).half()), {}),
+    "softmax.c": ("cpu", softmax, (data(6, 100),), {"keep": "costly", "math": "exact"}),
+    "groups.c": ("cpu", groups, (data(6, 64).bfloat16(),), {"keep": "all", "math": "fast"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GOLD)
+def test_golden(name: str) -> None:
+    from autofuse.fusion import check
+    from autofuse.kernels.registry import kind_of
+    from autofuse.program import Layouts
+    from autofuse.trace import sizes_of, trace
+    from tests.kernel_cases import LIMITS
+
+    target, fn, args, knobs = GOLD[name]
+    traced = trace(fn, args)
+    fusion = check(traced.chain)
+    layouts = Layouts(fusion, args, sizes_of(traced, args) or {})
+    (nodes,) = fusion.fused()
+    task: Task = layouts.task(nodes, LIMITS[target])
+    kind = kind_of(task)
+    text = kind.emit(task, {**kind.seed(task), **knobs}).text.replace(C_PRELUDE, "")
+    text = re.sub(r"\A.*?(?=@triton\.jit\(do_not)", "", text, flags=re.DOTALL)  # without imports and helpers
+    path = GOLDEN / name
+    if os.environ.get("AUTOFUSE_UPDATE_GOLDEN") == "1":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    changed = difflib.unified_diff(path.read_text().splitlines(), text.splitlines(), name, "now", lineterm="")
+    assert not (told := "\n".join(changed)), f"AUTOFUSE_UPDATE_GOLDEN=1 accepts this:\n{told}"
