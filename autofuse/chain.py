@@ -116,7 +116,7 @@ def dim_value(dim: Dim, sizes: Mapping[str, int]) -> int:
     return number * prod(sizes[s] for s in symbols)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Chain:
     """A frozen graph of values; see the module's text. Make one with `Chain.build`, which canonicalises."""
 
@@ -208,6 +208,17 @@ class Chain:
         return tuple(sorted(found, key=_symbol_order))
 
     # ---- structure, key, JSON
+
+    @cached_property
+    def _json(self) -> str:
+        return self.to_json()
+
+    def __eq__(self, other: object) -> bool:
+        """By what is written: Python takes 0.0 for -0.0 and 1 for 1.0 and True, and a chain must not."""
+        return isinstance(other, Chain) and self._json == other._json
+
+    def __hash__(self) -> int:
+        return hash(self._json)
 
     @cached_property
     def _symbolic(self) -> tuple[dict[str, Any], tuple[int, ...], tuple[str, ...]]:

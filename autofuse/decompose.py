@@ -42,8 +42,18 @@ def overload_of(op: str) -> Any:
     return found
 
 
-@lru_cache(maxsize=4096)
+_known: dict[str, Chain] = {}
+
+
 def decompose(value: Value, reads: tuple[Value, ...]) -> Chain:
+    """As `_decompose`, once for what is written the same (Python takes 0.0 for -0.0, and 1 for 1.0 and True)."""
+    key = repr((value, reads))
+    if key not in _known:
+        _known[key] = _decompose(value, reads)
+    return _known[key]
+
+
+def _decompose(value: Value, reads: tuple[Value, ...]) -> Chain:
     """The chain that computes `value` from `reads` (the values that it refers to, in order, as inputs).
 
     The chain's inputs are `reads`; its row symbols are named as theirs. Raises UnsupportedOp where PyTorch has no

@@ -127,6 +127,8 @@ class Fused:
             self._configure()
         if self._disabled or torch.compiler.is_compiling():
             return self.fn(*args)
+        if torch._C._is_any_autocast_enabled() or torch._C._functorch.maybe_current_level() is not None:
+            return self.fn(*args)
         key = []
         grad = torch.is_grad_enabled()
         for a in args:
@@ -136,12 +138,6 @@ class Fused:
                 key.append(_meta(a))
             else:
                 key.append((type(a), repr(a) if isinstance(a, float) else a))
-        if (
-            torch.is_autocast_enabled()
-            or torch.is_autocast_cpu_enabled()
-            or torch._C._functorch.maybe_current_level() is not None
-        ):
-            return self.fn(*args)
         exact = tuple(key)
         try:
             call = self._calls.get(exact)

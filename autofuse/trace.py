@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.overrides import TorchFunctionMode
 
 from . import ops
-from .chain import INPUT, Arg, Chain, Dim, Dtype, Ref, Size, Value, make_dim
+from .chain import INPUT, Arg, Chain, Dim, Dtype, Ref, Size, Value, make_dim, map_arg
 from .errors import AutofuseError, TraceError, UnsupportedOp
 
 aten = torch.ops.aten
@@ -138,6 +140,15 @@ def _fake_args(
     return fakes, where
 
 
+_LAYOUT = (torch.Tensor.is_contiguous, torch.Tensor.stride, torch.Tensor.storage_offset, torch.Tensor.data_ptr)
+
+
+def _called_by_user(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_name == "__torch_function__":
+        frame = frame.f_back
+    return frame is not None and not _internal(frame.f_code.co_filename)
+
+
 class _Lines(TorchFunctionMode):
     """Notes the user's line of each call, for messages: fx copies `current_meta` to the nodes that the call makes."""
 
@@ -147,6 +158,14 @@ class _Lines(TorchFunctionMode):
             frame = frame.f_back
         if frame is not None:
             fx_traceback.current_meta["stack_trace"] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        asked = getattr(func, "__name__", "")
+        if func in _LAYOUT and _called_by_user(sys._getframe(1)):
+            raise TraceError(
+                f"{asked}{_at(fx_traceback.current_meta.get('stack_trace', ''))} asks how a tensor lies in memory: one "
+                "chain serves every layout; keep this part outside the function"
+            )
+        if func is torch.Tensor.contiguous and len(args) == 1 and not kwargs:
+            return aten.contiguous.default(args[0])  # the method skips it, since fakes are; the arguments need not be
         return func(*args, **(kwargs or {}))
 
 
@@ -252,7 +271,7 @@ def _check_guards(name: str, env: ShapeEnv, where: Mapping[str, str], gathers: b
 
 def _stack_line(stack: Any) -> str:
     found = ""
-    for frame in stack if hasattr(stack, "__iter__") and not isinstance(stack, str) else [stack]:
+    for frame in [stack] if isinstance(stack, str) or hasattr(stack, "filename") else stack:
         path = getattr(frame, "filename", "")
         if path and not _internal(path):
             found = f"{path}:{frame.lineno}"
@@ -482,12 +501,14 @@ class Reader:
             cast = self.add(node, "aten.to.dtype", (self.arg(bound["src"], node), Dtype(v.dtype)), self.values[self.of[bound["src"]]].shape, ops.TORCH[v.dtype])
             made = cast
             if self.values[cast].shape != v.shape:
-                made = self.add(node, "aten.expand.default", (Ref(cast), tuple(Size(d) for d in v.shape)), v.shape, ops.TORCH[v.dtype])
+                wide = (Ref(cast), tuple(Size(d) for d in v.shape))
+                made = self.add(node, "aten.expand.default", wide, v.shape, ops.TORCH[v.dtype])
+                made = self.add(node, "aten.contiguous.default", (Ref(made),), v.shape, ops.TORCH[v.dtype])
         elif name in ("zero_", "fill_"):
             fill = 0 if name == "zero_" else self.arg(bound["value"], node)
             made = self.add(node, "aten.full_like.default", (Ref(number), fill), v.shape, ops.TORCH[v.dtype])
         else:
-            functional = getattr(getattr(aten, name[:-1], None), target._overloadname, None)
+            functional = _without_writing(target, name[:-1])
             if functional is None:
                 raise UnsupportedOp(f"{name} in {self.name}{_at(_line(node))} has no form without writing in place")
             made = self.functional(node, functional, name[:-1], bound)
@@ -503,6 +524,11 @@ class Reader:
         handler = getattr(self, "op_" + name, None)
         if handler is not None:
             return handler(node, bound)
+        if name in ("item", "_local_scalar_dense"):
+            raise TraceError(
+                f"{name} in {self.name}{_at(_line(node))} makes a number of a tensor's value, which a chain cannot depend "
+                "on: keep it as a 0-d tensor"
+            )
         if not isinstance(value, torch.Tensor):
             raise UnsupportedOp(
                 f"{name} in {self.name}{_at(_line(node))} gives {type(value).__name__}: no kernel kind lowers it yet; "
@@ -510,6 +536,8 @@ class Reader:
             )
         required = [p for p in target._schema.arguments if not p.kwarg_only]
         args = [self.arg(bound[p.name], node) for p in required if p.name in bound]
+        extents = ("normalized_shape", "size", *(("end",) if name == "arange" else ()))
+        args = [_sizes(a) if p.name in extents else a for a, p in zip(args, required, strict=False)]
         kwargs = {p.name: self.arg(bound[p.name], node) for p in target._schema.arguments if p.kwarg_only and p.name in bound}
         for drop in ("device", "layout", "pin_memory", "memory_format", "generator"):
             kwargs.pop(drop, None)
@@ -533,7 +561,12 @@ class Reader:
             return int(source)
         return self.view(node, "aten.reshape.default", source, (tuple(Size(d) for d in shape),), shape)
 
-    op_view = op_reshape = op__unsafe_view = op_unflatten = op_flatten = op_squeeze = op_unsqueeze = _reshape
+    def op_view(self, node: torch.fx.Node, bound: dict[str, Any]) -> int:
+        if "dtype" in bound:
+            raise UnsupportedOp(f"{node.target} in {self.name}{_at(_line(node))} reads the bits of a tensor as another type")
+        return self._reshape(node, bound)
+
+    op_reshape = op__unsafe_view = op_unflatten = op_flatten = op_squeeze = op_unsqueeze = _reshape
     op_view_as = op_reshape_as = _reshape
 
     def _identity(self, node: torch.fx.Node, bound: dict[str, Any]) -> int:
@@ -597,6 +630,15 @@ class Reader:
         return self.view(node, "aten.expand.default", source, (tuple(Size(d) for d in shape),), shape)
 
     op_expand_as = op_broadcast_to = op_expand
+
+    def op_broadcast_tensors(self, node: torch.fx.Node, bound: dict[str, Any]) -> list[int]:
+        shape = [self.dim(s, node) for s in node.meta["val"][0].shape]
+        sources = [self.of[t] for t in bound["tensors"]]
+        sizes = (tuple(Size(d) for d in shape),)
+        return [
+            s if tuple(shape) == self.values[s].shape else self.view(node, "aten.expand.default", s, sizes, shape)
+            for s in sources
+        ]
 
     def sliced(self, node: torch.fx.Node, source: int, dim: int, start: int, length: int, step: int = 1) -> int:
         shape = list(self.values[source].shape)
@@ -755,6 +797,22 @@ class Reader:
         return self._pair(node, bound, ["std", "mean"])
 
 
+def _sizes(arg: Arg) -> Arg:
+    """Ints that are extents, as such: the structure does not depend on their values."""
+    return map_arg(arg, lambda a: Size(a) if isinstance(a, int) and not isinstance(a, bool) else a)
+
+
+def _without_writing(target: Any, name: str) -> Any:
+    """The overload of an operation that takes what its in-place form takes, or None."""
+    packet = getattr(aten, name, None)
+    takes = [str(a.type) for a in target._schema.arguments]
+    for overload in () if packet is None else (target._overloadname, *packet.overloads()):
+        found = getattr(packet, overload, None)
+        if found is not None and [str(a.type) for a in found._schema.arguments] == takes:
+            return found
+    return None
+
+
 def _bind(target: Any, node: torch.fx.Node) -> dict[str, Any]:
     """The call's arguments by the schema's names; those left at their default are absent."""
     bound: dict[str, Any] = {}
@@ -769,7 +827,8 @@ def flatten_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
     if not kwargs:
         return tuple(args)
     bound = inspect.signature(fn).bind(*args, **kwargs)
+    if bound.kwargs:  # what cannot be passed by position
+        names = ", ".join(bound.kwargs)
+        raise TraceError(f"{getattr(fn, '__name__', fn)} got {names} as keyword-only: make it an ordinary parameter")
     bound.apply_defaults()
-    if bound.kwargs:
-        raise TraceError(f"{getattr(fn, '__name__', fn)} has keyword-only arguments: pass them positionally")
     return bound.args

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 
 from autofuse import ops
-
 from tests.kernel_cases import INF, NAN, data, run
 
 ROWS, COLS = 6, 48
@@ -23,6 +22,7 @@ BOTH = (*REALS, *INTS)
 EVERY = (*BOTH, "bool")
 STORED = (*EVERY, "int16")
 LOGIC = (*INTS, "bool")
+EIGHTS = ("float8_e4m3fn", "float8_e5m2")
 
 
 @dataclass(frozen=True)
@@ -210,8 +210,10 @@ SAMPLES: dict[str, list[Sample]] = {
     "to": [
         unary(*STORED, kind="small")(lambda x: x.to(torch.int32 if x.dtype is torch.float32 else torch.float32)),
         *(unary(*STORED, kind="small")(lambda x, d=d: x.to(ops.TORCH[d])) for d in STORED),
-        *(unary(*REALS, "float8_e4m3fn", "float8_e5m2")(lambda x, d=d: x.clamp(-400, 400).to(ops.TORCH[d]) if x.dtype.itemsize > 1
-          else x.to(ops.TORCH[d])) for d in (*REALS, "float8_e4m3fn", "float8_e5m2")),
+        *(
+            unary(*REALS, *EIGHTS)(lambda x, d=d: (x.clamp(-400, 400) if x.dtype.itemsize > 1 else x).to(ops.TORCH[d]))
+            for d in (*REALS, *EIGHTS)
+        ),
         unary()(lambda x: (x * 1.3).to(torch.bfloat16).float() * 3),
         unary()(lambda x: (x * 1.3).half().float() * 3),
     ],
@@ -233,8 +235,14 @@ SAMPLES: dict[str, list[Sample]] = {
         unary()(lambda x: x * torch.arange(3, 3 + 2 * COLS, 2)),
     ],
     # reductions
-    "sum": [*reduced(torch.sum, (*SHORTER, *INTS, "bool")), unary("float64", kind="positive")(lambda x: x.sum(-1)), unary(*SHORTER)(lambda x: x.unflatten(-1, (4, 12)).sum((-1, -2)))],
-    "mean": [*reduced(torch.mean, SHORTER), unary("float64", kind="positive")(lambda x: x.mean(-1)), unary(*SHORTER)(lambda x: x.unflatten(-1, (4, 12)).mean((-2, -1), keepdim=True))],
+    "sum": [
+        *reduced(torch.sum, (*SHORTER, *INTS, "bool")), unary("float64", kind="positive")(lambda x: x.sum(-1)),
+        unary(*SHORTER)(lambda x: x.unflatten(-1, (4, 12)).sum((-1, -2))),
+    ],
+    "mean": [
+        *reduced(torch.mean, SHORTER), unary("float64", kind="positive")(lambda x: x.mean(-1)),
+        unary(*SHORTER)(lambda x: x.unflatten(-1, (4, 12)).mean((-2, -1), keepdim=True)),
+    ],
     "amax": [*reduced(torch.amax, EVERY), unary()(lambda x: x.max(-1).values)],
     "amin": [*reduced(torch.amin, EVERY), unary()(lambda x: x.min(-1).values)],
     "prod": [Sample(lambda x: x.prod(-1), ("small",)), Sample(lambda x: (x * 1.5).prod(-1, keepdim=True), ("small",)),
@@ -246,14 +254,23 @@ SAMPLES: dict[str, list[Sample]] = {
     "var": [*reduced(lambda x, d, k: x.var(d, keepdim=k)), unary()(lambda x: x.var(-1, correction=0))],
     "std": [*reduced(lambda x, d, k: x.std(d, keepdim=k)), unary()(lambda x: x.std(-1, correction=0))],
     "linalg_vector_norm": [normed(2), normed(1), normed(INF), normed(-INF), normed(0), normed(3), normed(2.5)],
-    "norm": [unary()(lambda x: torch.ops.aten.norm.ScalarOpt_dim(x, 2, [-1], False)), unary()(lambda x: x.norm(dim=-1)), unary()(lambda x: x.norm(p=1, dim=-1, keepdim=True))],
-    "softmax": [unary()(lambda x: F.softmax(x, -1)), unary("bfloat16", "float16")(lambda x: F.softmax(x, -1, dtype=torch.float32))],
+    "norm": [
+        unary()(lambda x: torch.ops.aten.norm.ScalarOpt_dim(x, 2, [-1], False)),
+        unary()(lambda x: x.norm(dim=-1)), unary()(lambda x: x.norm(p=1, dim=-1, keepdim=True)),
+    ],
+    "softmax": [
+        unary()(lambda x: F.softmax(x, -1)),
+        unary("bfloat16", "float16")(lambda x: F.softmax(x, -1, dtype=torch.float32)),
+    ],
     "_softmax": [unary()(lambda x: torch._softmax(x, -1, False))],
     "log_softmax": [unary()(lambda x: F.log_softmax(x, -1)), unary()(lambda x: F.log_softmax(x * 1.5, -1) * 2)],
     "_log_softmax": [unary()(lambda x: torch._log_softmax(x, -1, False))],
     "logsumexp": [unary()(lambda x: x.logsumexp(-1)), unary()(lambda x: x - x.logsumexp(-1, keepdim=True))],
     # composites
-    "rms_norm": [Sample(lambda x, w: F.rms_norm(x, (COLS,), w, 1e-6), ("real", "row")), unary()(lambda x: F.rms_norm(x, (COLS,)))],
+    "rms_norm": [
+        Sample(lambda x, w: F.rms_norm(x, (COLS,), w, 1e-6), ("real", "row")),
+        unary()(lambda x: F.rms_norm(x, (COLS,))),
+    ],
     "layer_norm": [
         Sample(lambda x, w, b: F.layer_norm(x, (COLS,), w, b), ("real", "row", "row")),
         unary()(lambda x: F.layer_norm(x, (COLS,))),
@@ -273,7 +290,8 @@ SAMPLES: dict[str, list[Sample]] = {
     "expand": [unary()(lambda x: x[..., :1].expand(-1, 16) * 2)],
     "contiguous": [unary()(lambda x: (x * 2).unflatten(-1, (4, 12)).transpose(-1, -2).contiguous() + 1)],
     "cat": [
-        binary(*EVERY)(lambda x, y: torch.cat((x, y), -1)), binary()(lambda x, y: torch.cat((x[..., :5], y * 2, x[..., 5:]), -1)),
+        binary(*EVERY)(lambda x, y: torch.cat((x, y), -1)),
+        binary()(lambda x, y: torch.cat((x[..., :5], y * 2, x[..., 5:]), -1)),
         binary()(lambda x, y: torch.stack((x, y), -1)), Sample(lambda x, c: torch.cat((x, c), -1), ("real", "mask")),
     ],
     "gather": [Sample(lambda x, i: x.gather(-1, i), ("real", "index"), EVERY)],

@@ -1,0 +1,98 @@
+"""Triton kernels compiled for GPUs that are not here: what they take, and that nothing spills."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from autofuse.fusion import check
+from autofuse.kernels.base import Limits
+from autofuse.kernels.resources import Resources, resources
+from autofuse.program import Layouts
+from autofuse.settings import read
+from autofuse.trace import sizes_of, trace
+from examples.catalogue import CATALOGUE, softmax
+from tests.kernel_cases import data, turned
+from tests.test_kernels import groups, norm, stats
+from tests.test_ops import SAMPLES, make
+
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+CHAINS = {e.name: e for e in CATALOGUE}
+
+
+def compiled(
+    fn: Callable[..., Any], args: Sequence[Any], arch: int, knobs: dict[str, int | str] | None = None
+) -> list[Resources]:
+    """The resources of each kernel of the fused plan with its heuristic schedule, changed by `knobs`."""
+    limits = Limits("cuda", f"sm_{arch}", sm_count=132, shared_bytes=SHARED[arch])
+    traced = trace(fn, args)
+    fusion = check(traced.chain)
+    layouts = Layouts(
+        fusion, [args[b.position] for b in traced.bindings if b.position is not None], sizes_of(traced, args) or {}
+    )
+    made = []
+    for nodes in fusion.fused():
+        seed = layouts.seed(nodes, limits)
+        assert seed is not None
+        kind, schedule = seed
+        task = layouts.task(nodes, limits)
+        source = kind.emit(task, turned(layouts, kind.name, nodes, schedule, knobs or {}, limits))
+        made.append(resources(source, task.low, arch, read().cache))
+    return made
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100])
+@pytest.mark.parametrize("name", CHAINS)
+def test_heuristic_schedules_do_not_spill(name: str, arch: int) -> None:
+    if "fp8" in name and arch == 80:
+        arch = 89  # the first that converts to fp8
+    (found,) = compiled(CHAINS[name].fn, CHAINS[name].case(64, 4096, "bfloat16"), arch)
+    assert found.stack_bytes <= (32 if name == "ripple" else 0)  # sin's table for reducing huge arguments, no spill
+    assert found.registers <= 255
+    assert found.shared_bytes <= SHARED[arch]
+
+
+@pytest.mark.parametrize("name", ["softmax", "norm", "stats", "add_norm_act", "rmsnorm_fp8_block"])
+def test_long_rows_do_not_spill(name: str) -> None:
+    own: dict[str, Callable[..., Any]] = {"softmax": softmax, "norm": norm, "stats": stats}
+    if name in own:
+        found = compiled(own[name], (data(2, 70000, dtype=torch.bfloat16),), 90)
+    else:
+        found = compiled(CHAINS[name].fn, CHAINS[name].case(2, 70016, "bfloat16"), 90)
+    assert [r.stack_bytes for r in found] == [0] * len(found)
+
+
+@pytest.mark.parametrize("online", [0, 1])
+def test_looped_forms_compile(online: int) -> None:
+    knobs: dict[str, int | str] = {"form": "looped", "online": online, "num_stages": 2, "block_cols": 1024, "num_warps": 4}
+    for fn in (softmax, groups):
+        (found,) = compiled(fn, (data(4, 4096, dtype=torch.bfloat16),), 90, knobs)
+        assert found.stack_bytes == 0
+
+
+def test_wide_data() -> None:
+    (found,) = compiled(CHAINS["add_layernorm_gelu"].fn, CHAINS["add_layernorm_gelu"].case(4, 4096, "float32"), 90)
+    assert found.stack_bytes == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "bool", "float8_e4m3fn"])
+def test_every_operation_compiles(dtype: str) -> None:
+    """What the interpreter lets pass and the compiler does not: types, mostly."""
+    by_args: dict[tuple[str, ...], list[Callable[..., Any]]] = {}
+    for name, samples in SAMPLES.items():
+        for sample in samples[: 20 if name == "to" else 1]:
+            if dtype in sample.dtypes and name not in ("slice", "select", "expand", "permute", "reshape"):
+                by_args.setdefault(sample.args, []).append(sample.fn)
+    for kinds, fns in by_args.items():
+        args = [make(kind, dtype, seed) for seed, kind in enumerate(kinds)]
+        for k in range(0, len(fns), 12):
+
+            def some(*given: Any, some: Sequence[Callable[..., Any]] = fns[k : k + 12]) -> list[Any]:
+                return [fn(*given) for fn in some]
+
+            assert compiled(some, args, 90)
