@@ -123,7 +123,14 @@ def _drive(run: Run, worker: Worker) -> tuple[Tuned, bool]:
     finally:
         if winner is not None:
             run.store.set_best(run.run_id, run.workload, winner[0], winner[1], not interrupted)
-        run.store.finish_run(run.run_id, state, reason=run.reason, eager_us=run.eager_us, unfused_us=run.unfused_us)
+        run.store.finish_run(
+            run.run_id,
+            state,
+            reason=run.reason,
+            eager_us=run.eager_us,
+            unfused_us=run.unfused_us,
+            roofline_us=run.roofline_us,
+        )
     return (
         Tuned(
             run.name, describe_workload(run.chain, run.sizes), run.device, run.eager_us, run.unfused_us,

@@ -150,8 +150,7 @@ def config_id(connection: Connection, record: ConfigRecord) -> int:
     found, new = intern(connection, Config, record.uid, values)
     if new and record.schedules:
         rows = [
-            {"config_id": found, "position": position, "schedule_id": ids[s.uid]}
-            for position, s in enumerate(record.schedules)
+            {"config_id": found, "position": position, "schedule_id": ids[s.uid]} for position, s in enumerate(record.schedules)
         ]
         connection.execute(insert(ConfigSchedule), rows)
     return found
@@ -200,9 +199,7 @@ def configs_by_id(connection: Connection, ids: Iterable[int]) -> dict[int, Confi
         for one in connection.execute(head.where(Config.id.in_(block))):
             heads[one.id] = (one.uid, one.plan)
     schedules = schedules_by_id(connection, {s for part in parts.values() for s in part})
-    return {
-        key: ConfigRecord(chain, plan, tuple(schedules[s] for s in parts[key])) for key, (chain, plan) in heads.items()
-    }
+    return {key: ConfigRecord(chain, plan, tuple(schedules[s] for s in parts[key])) for key, (chain, plan) in heads.items()}
 
 
 def _blocks(ids: Iterable[int], size: int = 500) -> list[list[int]]:

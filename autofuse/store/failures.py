@@ -16,22 +16,17 @@ def explain(error: BaseException, where: str) -> StoreError:
             "restore a backup, or let the next tuning job start a new one."
         )
     if "connect" in low or "password" in low:
-        return StoreError(
-            f"{where} cannot be reached ({text}): check the URL in AUTOFUSE_STORE and that the server runs."
-        )
+        return StoreError(f"{where} cannot be reached ({text}): check the URL in AUTOFUSE_STORE and that the server runs.")
     if "readonly" in low or "read-only" in low or "permission denied" in low:
         return StoreError(
-            f"{where} is read-only ({text}): make the file and its folder writable, or name another database in "
-            "AUTOFUSE_STORE."
+            f"{where} is read-only ({text}): make the file and its folder writable, or name another database in AUTOFUSE_STORE."
         )
     if "locked" in low or "busy" in low or "deadlock" in low or "could not obtain lock" in low:
         return StoreError(f"{where} is locked by another process ({text}): end that process, or try again later.")
     if "disk is full" in low or "disk full" in low or "no space" in low:
         return StoreError(f"{where} cannot grow ({text}): free some space on its disk, then start again.")
     if "unable to open" in low:
-        return StoreError(
-            f"{where} cannot be opened ({text}): check that its folder exists and that you may write there."
-        )
+        return StoreError(f"{where} cannot be opened ({text}): check that its folder exists and that you may write there.")
     if "no such table" in low or "no such column" in low or "does not exist" in low or "already exists" in low:
         return StoreError(
             f"{where} does not have the tables that autofuse expects ({text}): open it once for writing to upgrade it, "

@@ -168,9 +168,7 @@ def trial_details(connection: Connection, trial: int) -> dict[str, Any]:
         raise InputError(f"There is no trial {trial}: `autofuse history` lists them.")
     details = rows[0]
     columns = Trial.__table__.c
-    ids = connection.execute(
-        select(columns.schedule_id, columns.config_id, columns.run_id).where(columns.id == trial)
-    ).one()
+    ids = connection.execute(select(columns.schedule_id, columns.config_id, columns.run_id).where(columns.id == trial)).one()
     run = connection.execute(select(Run.__table__).where(Run.__table__.c.id == ids.run_id)).mappings().one()
     details["run"] = {k: v for k, v in run.items() if not k.endswith("id") or k == "uid"}
     if ids.schedule_id is not None:

@@ -47,9 +47,7 @@ def sqlite_path(url: str) -> Path | None:
         return None
     name = rest.removeprefix("/").partition("?")[0]
     if not rest.startswith("/") or name in ("", ":memory:") or name.startswith("file:"):
-        raise StoreError(
-            f"{url!r} names no file that processes could share: write sqlite:///relative or sqlite:////absolute"
-        )
+        raise StoreError(f"{url!r} names no file that processes could share: write sqlite:///relative or sqlite:////absolute")
     return Path(name)
 
 

@@ -124,9 +124,7 @@ def exclusive(engine: Engine) -> Iterator[Connection]:
             with connection.begin():
                 yield connection
                 found = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
-                broken = [
-                    row for row in found if row[0] in Base.metadata.tables
-                ]  # another program's are its own affair
+                broken = [row for row in found if row[0] in Base.metadata.tables]  # another program's are its own affair
                 if broken:
                     raise StoreError(
                         f"The upgrade of {path} would break references ({broken[0]}); nothing was changed. "

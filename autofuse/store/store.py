@@ -58,9 +58,7 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     # Writing
@@ -104,9 +102,7 @@ class Store:
         fine."""
         with writing(self.engine) as connection:
             chain_id = facts.chain_id(connection, chain)
-            ids = {
-                segment.key: facts.chain_id(connection, segment) for _, segment in sorted(parts, key=lambda p: p[1].key)
-            }
+            ids = {segment.key: facts.chain_id(connection, segment) for _, segment in sorted(parts, key=lambda p: p[1].key)}
             for part, segment in sorted(parts, key=lambda p: p[0]):
                 facts.segment_row(connection, chain_id, part, ids[segment.key])
 
@@ -145,8 +141,9 @@ class Store:
         reason: str = "",
         eager_us: float | None = None,
         unfused_us: float | None = None,
+        roofline_us: float | None = None,
     ) -> None:
-        """End a run with what was learnt of its baselines.
+        """End a run with what was learnt of its baselines, and of its bound where a measurement has refuted it.
 
         Without `eager_us`, the fastest ok trial of the run's config whose plan is "eager" stands for it. `unfused_us`
         is the time with every op in a kernel of its own; only the caller knows which plan that is.
@@ -165,11 +162,11 @@ class Store:
                 "state": state, "reason": reason, "ended": datetime.now(UTC), "eager_us": eager_us,
                 "unfused_us": unfused_us,
             }  # fmt: skip
+            if roofline_us is not None:
+                values["roofline_us"] = roofline_us
             connection.execute(update(Run).where(Run.id == run_id).values(values))
 
-    def set_best(
-        self, run_id: int, workload: WorkloadRecord, config: ConfigRecord, median_us: float, verified: bool
-    ) -> None:
+    def set_best(self, run_id: int, workload: WorkloadRecord, config: ConfigRecord, median_us: float, verified: bool) -> None:
         """Make a config the winner of a workload in the run's place (device, environment, protocol).
 
         Takes the place of an older winner whatever its time was: the caller has measured it against that one.
@@ -187,9 +184,7 @@ class Store:
             }
             changed = {name: values[name] for name in ("config_id", "median_us", "verified")}
             connection.execute(
-                facts.upsert(connection, Best)
-                .values(values)
-                .on_conflict_do_update(index_elements=list(BEST_KEY), set_=changed)
+                facts.upsert(connection, Best).values(values).on_conflict_do_update(index_elements=list(BEST_KEY), set_=changed)
             )
 
     def rebuild_best(self) -> int:
@@ -206,17 +201,13 @@ class Store:
 
     # Reading
 
-    def segment_trials(
-        self, device_uid: str, environment_uid: str, workload_uid: str, protocol: str
-    ) -> list[TrialRecord]:
+    def segment_trials(self, device_uid: str, environment_uid: str, workload_uid: str, protocol: str) -> list[TrialRecord]:
         """All trials of a segment's workload in one place, of any status and run, oldest first. A schedule may
         recur."""
         with reading(self.engine) as connection:
             return queries.trials(connection, device_uid, environment_uid, workload_uid, protocol, segments=True)
 
-    def config_trials(
-        self, device_uid: str, environment_uid: str, workload_uid: str, protocol: str
-    ) -> list[TrialRecord]:
+    def config_trials(self, device_uid: str, environment_uid: str, workload_uid: str, protocol: str) -> list[TrialRecord]:
         """All trials of whole configs of a workload in one place, of any status and run, oldest first."""
         with reading(self.engine) as connection:
             return queries.trials(connection, device_uid, environment_uid, workload_uid, protocol, segments=False)
