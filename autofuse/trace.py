@@ -826,9 +826,12 @@ def flatten_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
     """The positional arguments of a call, defaults filled in. Raises what the call itself would: TypeError."""
     if not kwargs:
         return tuple(args)
-    bound = inspect.signature(fn).bind(*args, **kwargs)
-    if bound.kwargs:  # what cannot be passed by position
-        names = ", ".join(bound.kwargs)
+    signature = inspect.signature(fn)
+    bound = signature.bind(*args, **kwargs)
+    kinds = {name: p.kind for name, p in signature.parameters.items()}
+    only = [k for k in kwargs if kinds.get(k) is not inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    if only:  # what cannot be passed by position
+        names = ", ".join(only)
         raise TraceError(f"{getattr(fn, '__name__', fn)} got {names} as keyword-only: make it an ordinary parameter")
     bound.apply_defaults()
     return bound.args

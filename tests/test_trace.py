@@ -146,6 +146,9 @@ def test_numbers_are_structure() -> None:
     agree(fn, X, 0.5, 2)
     assert trace(fn, (X, 0.5)).chain.key != trace(fn, (X, 0.25)).chain.key
     assert flatten_call(fn, (X,), {"shift": 3}) == (X, 0.125, 3)
+    with pytest.raises(TraceError, match="keyword-only"):
+        flatten_call(lambda x, *, only=1: x, (X,), {"only": 2})
+    assert flatten_call(lambda x, y=2, *, only=1: x, (X,), {"y": 3}) == (X, 3)
     with pytest.raises(TypeError):
         flatten_call(fn, (X,), {"nothing": 3})
 

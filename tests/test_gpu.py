@@ -1,0 +1,163 @@
+"""Triton kernels on a real GPU: values at odd shapes, past 2^31 elements, streams, graph capture, tuning."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import autofuse
+from autofuse import dispatch, lookup
+from autofuse.accuracy import expect
+from autofuse.trace import sizes_of, trace
+from examples.catalogue import CATALOGUE, Entry
+
+pytestmark = pytest.mark.gpu
+DEVICE = "cuda:0"
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A store of its own; a wrong kernel is an error, not a warning."""
+    monkeypatch.setenv("AUTOFUSE_STORE", str(tmp_path / "store.db"))
+    monkeypatch.setattr(lookup, "_warned", set())
+    dispatch.reload()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*runs its eager function")
+        yield
+    torch.cuda.empty_cache()
+
+
+def right(fn: Any, args: tuple[Any, ...], got: Any) -> None:
+    """What eager gives, by the accuracy rule."""
+    traced = trace(fn, args)
+    sizes = sizes_of(traced, args)
+    assert sizes is not None
+    leaves, eager = (torch.utils._pytree.tree_leaves(v) for v in (got, fn(*args)))
+    inputs = [args[b.position] if b.position is not None else b.tensor for b in traced.bindings]
+    for expected, y, e in zip(expect(traced.chain, inputs, sizes), leaves, eager, strict=True):
+        assert (y.shape, y.dtype, y.stride()) == (e.shape, e.dtype, e.stride())
+        verdict = expected.verdict(y)
+        assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda e: e.name)
+@pytest.mark.parametrize(("rows", "cols"), [(1, 128), (7, 384), (1000, 1024), (2, 69888)])
+def test_the_catalogue_with_its_heuristic_schedules(entry: Entry, rows: int, cols: int) -> None:
+    for dtype in ("bfloat16", "float32"):
+        args = entry.case(rows, cols, dtype, DEVICE)
+        fused = autofuse.fuse(entry.fn)
+        right(entry.fn, args, fused(*args))
+        assert fused.explain(*args).tier == "heuristic"
+
+
+def softplus_gate(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.5 * x) + F.softplus(x)
+
+
+def test_layouts_and_row_counts() -> None:
+    fused = autofuse.fuse(softplus_gate)
+    base = torch.randn(40, 64, device=DEVICE)
+    raw = torch.randn(40 * 64 + 1, device=DEVICE)
+    for x in (
+        base.t(), base[::2], base[:, 8:40], base[:, ::2], base[3:4].expand(9, 64), raw[1:].view(40, 64),
+        base.view(2, 20, 64).transpose(0, 1), base.view(5, 8, 64)[:, 1:7], base[0], base[0, 0], base[:0],
+    ):  # fmt: skip
+        right(softplus_gate, (x,), fused(x))
+
+
+def test_hard_values() -> None:
+    def soft(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x, -1)
+
+    def normed(x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, (x.shape[-1],))
+
+    x = torch.randn(8, 1000, device=DEVICE)
+    x[1] = -torch.inf
+    x[2, ::3] = -torch.inf
+    x[3, 5] = torch.nan
+    x[4, 7] = torch.inf
+    x[5] *= 1e4
+    for dtype in (torch.float32, torch.bfloat16):
+        right(soft, (x.to(dtype),), autofuse.fuse(soft)(x.to(dtype)))
+    y = torch.randn(8, 4096, device=DEVICE) + 1e4
+    right(normed, (y,), autofuse.fuse(normed)(y))
+    wide = torch.randn(2, 70000, device=DEVICE)
+    wide[1, :60000] = -torch.inf
+    right(soft, (wide,), autofuse.fuse(soft)(wide))
+
+
+def test_more_than_two_to_the_31_elements() -> None:
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + 1
+
+    def tops(x: torch.Tensor) -> torch.Tensor:
+        return x.amax(-1)
+
+    x = torch.zeros(2**19 + 3, 4096, dtype=torch.bfloat16, device=DEVICE)
+    x[-1] = torch.arange(4096, device=DEVICE).to(torch.bfloat16) / 64
+    y = autofuse.fuse(twice)(x)
+    assert torch.equal(y[-1], x[-1] * 2 + 1) and torch.equal(y[-2], torch.ones_like(y[-2]))
+    del y
+    z = autofuse.fuse(tops)(x)
+    assert z[-1] == x[-1].max() and not z[:-1].any()
+
+
+def test_streams_and_graph_capture() -> None:
+    fused = autofuse.fuse(softplus_gate)
+    x = torch.randn(512, 1024, device=DEVICE)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        y = fused(x)
+    side.synchronize()
+    right(softplus_gate, (x,), y)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = fused(x)
+    x.normal_()
+    graph.replay()
+    right(softplus_gate, (x,), out)
+
+
+def test_a_cold_call_inside_a_capture_captures_eager() -> None:
+    fused = autofuse.fuse(softplus_gate)
+    x = torch.randn(64, 256, device=DEVICE)
+    softplus_gate(x)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.warns(RuntimeWarning, match="inside a CUDA graph capture"), torch.cuda.graph(graph):
+        out = fused(x)
+    x.normal_()
+    graph.replay()
+    assert torch.equal(out, softplus_gate(x))
+
+
+def test_mixed_devices_raise_what_eager_raises() -> None:
+    def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+    with pytest.raises(RuntimeError, match="same device"):
+        autofuse.fuse(add)(torch.randn(4, 8, device=DEVICE), torch.randn(4, 8))
+    x = torch.randn(4, 8, device=DEVICE)
+    assert torch.equal(autofuse.fuse(add)(x, torch.tensor(2.0)), x + 2)
+
+
+def test_a_tune_finds_more_than_its_seeds(tmp_path: Path) -> None:
+    def chain(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        h = x + r
+        return F.silu(F.rms_norm(h, (h.shape[-1],), w, 1e-6))
+
+    args = tuple(torch.randn(*s, device=DEVICE, dtype=torch.bfloat16) for s in ((2048, 4096), (2048, 4096), (4096,)))
+    result = autofuse.tune(chain, [args], trials=10, seconds=30)
+    row = result.rows[0]
+    assert row.state == "done" and row.best_us is not None and row.eager_us is not None
+    assert row.best_us <= row.eager_us and row.plan == "rowreduce(3,4,5)"
+    fused = autofuse.fuse(chain)
+    right(chain, args, fused(*args))
+    assert fused.explain(*args).tier == "exact"
