@@ -20,8 +20,8 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from ..errors import StoreError
 from .failures import explain
-from .reader import connect_read_only, sqlite_path
 from .records import canonical_json
+from .sqlite import connect_read_only, sqlite_path
 
 BUSY_MS = 30_000
 NETWORK_FILE_SYSTEMS = frozenset(

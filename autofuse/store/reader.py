@@ -5,19 +5,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from ..errors import StoreError
 from .failures import explain
-from .records import BestRecord, EnvironmentRecord, ScheduleRecord
+from .records import BestRecord, gather
 from .revision import APPLICATION_ID, refuse_newer
+from .sqlite import connect_read_only, sqlite_path
 
 BUSY_S = 0.25
 """How long a look-up waits for a lock: a call of the user's model is waiting with it. In WAL mode readers never
@@ -38,76 +36,6 @@ LEFT OUTER JOIN schedule ON schedule.id = config_schedule.schedule_id \
 LEFT OUTER JOIN chain ON chain.id = schedule.chain_id \
 WHERE workload.family = ? AND device.uid = ? \
 ORDER BY workload.rows, best.verified DESC, best.median_us, best.id, config_schedule.position"""
-
-
-def sqlite_path(url: str) -> Path | None:
-    """The file of a SQLite URL, or None for another kind of database. Raises StoreError for one in memory."""
-    scheme, separator, rest = url.partition("://")
-    if not separator or scheme.partition("+")[0] != "sqlite":
-        return None
-    name = rest.removeprefix("/").partition("?")[0]
-    if not rest.startswith("/") or name in ("", ":memory:") or name.startswith("file:"):
-        raise StoreError(f"{url!r} names no file that processes could share: write sqlite:///relative or sqlite:////absolute")
-    return Path(name)
-
-
-def connect_read_only(path: Path, timeout_s: float = 30.0) -> tuple[sqlite3.Connection, bool]:
-    """Open an existing SQLite file so that nothing can write through it. Also says whether it is held as immutable.
-
-    A database in WAL mode needs its -shm file. In a folder where that cannot be made, the file is read as immutable:
-    right for databases that are shipped, and the only way to read them. Not if a -wal file lies there: then the file
-    alone is not the database.
-    """
-    base = f"file:{quote(str(path.absolute()))}?mode=ro"
-    for uri, immutable in ((base, False), (base + "&immutable=1", True)):
-        connection = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
-        try:
-            connection.execute("PRAGMA query_only=ON")
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            return connection, immutable
-        except sqlite3.OperationalError as error:
-            connection.close()
-            low = str(error).lower()
-            denied = "unable to open" in low or "readonly" in low
-            if immutable or not denied or os.access(path.parent, os.W_OK) or _has_wal(path):
-                raise
-        except sqlite3.Error:
-            connection.close()
-            raise
-    raise AssertionError("unreachable")
-
-
-def _has_wal(path: Path) -> bool:
-    try:
-        return path.with_name(path.name + "-wal").stat().st_size > 0
-    except OSError:
-        return False
-
-
-def gather(rows: Iterable[Sequence[Any]]) -> list[BestRecord]:
-    """BestRecords from the rows of the statement: one row for each schedule of each best, in order."""
-    schedules: dict[int, list[ScheduleRecord]] = {}
-    heads: dict[int, Sequence[Any]] = {}
-    for row in rows:
-        heads.setdefault(row[0], row)
-        chain_key, kind, space_version, knobs = row[15:19]
-        found = schedules.setdefault(row[0], [])
-        if kind is not None:
-            knobs = json.loads(knobs) if isinstance(knobs, str) else knobs
-            found.append(ScheduleRecord(chain_key, kind, space_version, knobs))
-    return [
-        BestRecord(
-            rows=head[1],
-            plan=head[2],
-            schedules=tuple(schedules[key]),
-            median_us=head[3],
-            verified=bool(head[4]),
-            environment=EnvironmentRecord(*head[7:15]),
-            config_uid=head[6],
-            protocol=head[5],
-        )
-        for key, head in heads.items()
-    ]
 
 
 class _Handle:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,7 @@ def content_uid(*parts: Any) -> str:
 
 def event_uid() -> str:
     """The global name of an event: a UUIDv7 (RFC 9562, section 5.7), so that uids sort by time."""
+
     import uuid
 
     millis = time.time_ns() // 1_000_000
@@ -171,3 +173,29 @@ class BestRecord:
     environment: EnvironmentRecord
     config_uid: str
     protocol: str = ""
+
+
+def gather(rows: Iterable[Sequence[Any]]) -> list[BestRecord]:
+    """BestRecords from the rows of the statement: one row for each schedule of each best, in order."""
+    schedules: dict[int, list[ScheduleRecord]] = {}
+    heads: dict[int, Sequence[Any]] = {}
+    for row in rows:
+        heads.setdefault(row[0], row)
+        chain_key, kind, space_version, knobs = row[15:19]
+        found = schedules.setdefault(row[0], [])
+        if kind is not None:
+            knobs = json.loads(knobs) if isinstance(knobs, str) else knobs
+            found.append(ScheduleRecord(chain_key, kind, space_version, knobs))
+    return [
+        BestRecord(
+            rows=head[1],
+            plan=head[2],
+            schedules=tuple(schedules[key]),
+            median_us=head[3],
+            verified=bool(head[4]),
+            environment=EnvironmentRecord(*head[7:15]),
+            config_uid=head[6],
+            protocol=head[5],
+        )
+        for key, head in heads.items()
+    ]

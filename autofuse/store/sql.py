@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from ..errors import InputError
 from .engine import database_path, where, wrapped
 from .failures import explain
-from .reader import connect_read_only
+from .sqlite import connect_read_only
 
 READ_PRAGMAS = frozenset(
     (

@@ -13,7 +13,6 @@ from ..errors import InputError, StoreError
 from . import facts, queries, schema
 from .engine import make_engine, reading, writing
 from .models import RUN_STATES, Best, Config, Run, Trial
-from .reader import gather
 from .records import (
     STATUSES,
     BestRecord,
@@ -25,6 +24,7 @@ from .records import (
     TrialRecord,
     WorkloadRecord,
     event_uid,
+    gather,
 )  # fmt: skip
 from .sql import run_query
 

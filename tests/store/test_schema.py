@@ -73,9 +73,7 @@ def test_migrations_make_the_same_checks_and_keys_as_the_models(store: Store, fi
         pytest.skip("PostgreSQL keeps no DDL text")
     plain = make_engine(f"sqlite:///{file}.plain")
     Base.metadata.create_all(plain)
-    ddl = text(
-        "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND type <> 'view' AND name NOT LIKE 'autofuse%'"
-    )
+    ddl = text("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND type <> 'view' AND name NOT LIKE 'autofuse%'")
 
     def read(connection: Connection) -> dict[str, list[str]]:
         lines = ((name, sql.splitlines()) for name, sql in connection.execute(ddl))
@@ -176,9 +174,7 @@ def test_upgrade_keeps_rows_and_makes_a_backup(
                 assert old.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchall() == [("0001",)]
 
 
-def test_an_upgrade_that_breaks_references_changes_nothing(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upgrade_that_breaks_references_changes_nothing(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.open(f"sqlite:///{file}") as store:
         fill(store)
     make_second_revision(monkeypatch, tmp_path, 'op.execute("DELETE FROM workload")')

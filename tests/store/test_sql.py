@@ -85,9 +85,7 @@ def test_several_statements_are_refused(store: Store, sql: str) -> None:
 
 
 def test_bad_sql_gets_the_databases_own_message(store: Store) -> None:
-    with pytest.raises(
-        InputError, match=r"refused the query: .*(no such column: medain|column \"medain\" does not exist)"
-    ):
+    with pytest.raises(InputError, match=r"refused the query: .*(no such column: medain|column \"medain\" does not exist)"):
         store.query("SELECT medain FROM trial")
     with pytest.raises(InputError, match="syntax error"):
         store.query("SELECT FROM WHERE")
@@ -105,12 +103,10 @@ def test_reading_works(store: Store) -> None:
     assert store.query(sql) == expected
     assert store.query(f"  -- a comment\n{sql} ;\n") == expected
     assert store.query(f"WITH x AS ({sql}) SELECT * FROM x") == expected
-    assert store.query(
-        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 4) SELECT sum(i) FROM n"
-    )[1] == [(10,)]
-    assert store.query("SELECT message FROM trial WHERE message LIKE 'off%' AND message <> 'a;b'")[1] == [
-        ("off by 3 ulp",)
-    ]
+    assert store.query("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 4) SELECT sum(i) FROM n")[
+        1
+    ] == [(10,)]
+    assert store.query("SELECT message FROM trial WHERE message LIKE 'off%' AND message <> 'a;b'")[1] == [("off by 3 ulp",)]
     assert len(store.query(f"EXPLAIN {sql}")[1]) > 1
 
 

@@ -285,9 +285,7 @@ def test_show_trial(store: Store) -> None:
 def write_trials(number: int, url: str, run: int, count: int) -> list[int]:
     with Store.open(url) as store:
         one = [store.add_trial(run, of_config(FUSED, 1.0 + number, message=f"{number}/{i}")) for i in range(count)]
-        return one + [
-            store.add_trial(run, of_schedule(schedule(NORM, 2**i, own=number), 2.0, chain=NORM)) for i in range(3)
-        ]
+        return one + [store.add_trial(run, of_schedule(schedule(NORM, 2**i, own=number), 2.0, chain=NORM)) for i in range(3)]
 
 
 def test_sixteen_writers_lose_nothing(url: str, together: Callable[..., list[Any]]) -> None:
