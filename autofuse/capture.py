@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -71,19 +72,19 @@ def roots(fn: Any, args: Sequence[Any]) -> Iterator[Getter]:
     """Where a function may read from: closures, globals it names, defaults, `self`, arguments that are no tensors."""
     bound = getattr(fn, "__self__", None)
     if bound is not None:
-        yield lambda: bound
+        yield _always(bound)
     for f in _functions(fn):
         for cell in f.__closure__ or ():
             yield _cell(cell)
         space = f.__globals__
         for name in sorted(_names(f.__code__)):
             if name in space:
-                yield lambda space=space, name=name: space.get(name)
+                yield partial(space.get, name)
         for value in (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()):
-            yield lambda value=value: value
+            yield _always(value)
     for a in args:
         if not isinstance(a, (torch.Tensor, *_NUMBERS, type(None))):
-            yield lambda a=a: a
+            yield _always(a)
 
 
 def _inside(get: Getter, depth: int) -> Iterator[tuple[Getter, Any]]:
@@ -94,17 +95,29 @@ def _inside(get: Getter, depth: int) -> Iterator[tuple[Getter, Any]]:
         return
     if isinstance(value, (list, tuple)):
         for k in range(min(len(value), 64)):
-            yield from _inside(lambda k=k: _item(get(), k), depth - 1)
+            yield from _inside(_under(get, k), depth - 1)
     elif isinstance(value, dict):
         for k in list(value)[:64]:
-            yield from _inside(lambda k=k: _item(get(), k), depth - 1)
+            yield from _inside(_under(get, k), depth - 1)
     elif hasattr(value, "__dict__") and not hasattr(value, "__spec__"):
         names = list(vars(value))
         if isinstance(value, torch.nn.Module):
             names += [*value._parameters, *value._buffers, *value._modules]
         for n in names:
             if not n.startswith("__"):
-                yield from _inside(lambda n=n: getattr(get(), n, None), depth - 1)
+                yield from _inside(_attribute(get, n), depth - 1)
+
+
+def _always(value: Any) -> Getter:
+    return lambda: value
+
+
+def _under(get: Getter, key: Any) -> Getter:
+    return lambda: _item(get(), key)
+
+
+def _attribute(get: Getter, name: str) -> Getter:
+    return lambda: getattr(get(), name, None)
 
 
 def _item(container: Any, key: Any) -> Any:
@@ -123,7 +136,7 @@ def find(fn: Any, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[
             for get, value in _inside(root, _DEPTH):
                 if id(value) in wanted:
                     found.setdefault(wanted[id(value)], get)
-    return [found.get(k, lambda t=t: t) for k, t in enumerate(tensors)]  # type: ignore[misc]
+    return [found.get(k, _always(t)) for k, t in enumerate(tensors)]
 
 
 def watches(fn: Any, args: Sequence[Any]) -> list[Watch]:
@@ -132,11 +145,11 @@ def watches(fn: Any, args: Sequence[Any]) -> list[Watch]:
     for f in _functions(fn):
         places: list[Getter] = [_cell(c) for c in f.__closure__ or ()]
         space = f.__globals__
-        places += [lambda space=space, name=name: space.get(name) for name in sorted(_names(f.__code__)) if name in space]
+        places += [partial(space.get, name) for name in sorted(_names(f.__code__)) if name in space]
         made += [Watch(get, get()) for get in places if isinstance(get(), _NUMBERS)]
     bound = getattr(fn, "__self__", None)
     if bound is not None and hasattr(bound, "__dict__"):
         for n, value in list(vars(bound).items()):
             if isinstance(value, _NUMBERS):
-                made.append(Watch(lambda bound=bound, n=n: getattr(bound, n, None), value))
+                made.append(Watch(partial(getattr, bound, n, None), value))
     return made

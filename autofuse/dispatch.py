@@ -16,7 +16,7 @@ from typing import Any, overload
 import torch
 
 from . import accuracy, capture, cost, settings
-from .errors import AutofuseError, InputError, LaunchError
+from .errors import InputError, LaunchError
 from .fusion import Fusion, Plan, check
 from .lookup import Choice, Lookup, warn_once
 from .program import Bound, Program
@@ -213,9 +213,11 @@ class Fused:
         found = self._traces.get(key)
         if found is not None and all(w.same() for w in found[3]):
             values = [g() if g is not None else None for g in found[2]]
-            whole = [b.tensor is None or (isinstance(v, torch.Tensor) and v.shape == b.tensor.shape and v.dtype == b.tensor.dtype)
-                     for b, v in zip(found[0].bindings, values, strict=True)]  # fmt: skip
-            if all(whole) and sizes_of(found[0], args) is not None:
+            same = [
+                b.tensor is None or (isinstance(v, torch.Tensor) and (v.shape, v.dtype) == (b.tensor.shape, b.tensor.dtype))
+                for b, v in zip(found[0].bindings, values, strict=True)
+            ]
+            if all(same) and sizes_of(found[0], args) is not None:
                 return found
         watched = tuple(capture.watches(self.fn, args))
         traced = trace(self.fn, args)
@@ -248,7 +250,8 @@ class Fused:
         bound = None if program is None else program.bind(inputs, sizes)
         index = device.index if device.type == "cuda" else None
         return _Call(
-            traced, program, bound, sizes, getters, positions, watched, metas, choice, work, checked, index, traced.spec.is_leaf(),
+            traced, program, bound, sizes, getters, positions, watched, metas, choice, work, checked, index,
+            traced.spec.is_leaf(),
         )  # fmt: skip
 
     def _checked_run(self, call: _Call, args: Sequence[Any]) -> Any:
@@ -264,7 +267,7 @@ class Fused:
                     raise LaunchError(problem)
                 call.checked = True
             return result
-        except (AutofuseError, RuntimeError) as e:
+        except Exception as e:  # a compiler's own errors too: Triton's are of many classes
             if call.program.device.type == "cuda" and "CUDA error" in str(e):
                 raise  # the context is lost: nothing that follows can be right
             warn_once(f"wrong {self.name}", f"{self.name} runs its eager function: its {call.choice.tier} kernel failed ({e})")

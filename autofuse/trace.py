@@ -99,7 +99,7 @@ def sizes_of(traced: Traced, args: Sequence[Any]) -> dict[str, int] | None:
     """The row symbols' sizes at these arguments, or None where the chain does not fit them."""
     sizes: dict[str, int] = {}
     for value, bound in zip(traced.chain.inputs, traced.bindings, strict=True):
-        tensor = bound.tensor if bound.position is None else args[bound.position]
+        tensor: Any = bound.tensor if bound.position is None else args[bound.position]
         if len(tensor.shape) != len(value.shape):
             return None
         for dim, n in zip(value.shape, tensor.shape, strict=True):
@@ -616,8 +616,9 @@ class Reader:
     def op_movedim(self, node: torch.fx.Node, bound: dict[str, Any]) -> int:
         source = self.of[bound["self"]]
         n = len(self.values[source].shape)
-        one = lambda x: [x] if isinstance(x, int) else list(x)  # noqa: E731
-        src, dst = [d % n for d in one(bound["source"])], [d % n for d in one(bound["destination"])]
+        src, dst = (
+            [d % n for d in ([dims] if isinstance(dims, int) else dims)] for dims in (bound["source"], bound["destination"])
+        )
         rest = iter([d for d in range(n) if d not in src])
         place = dict(zip(dst, src, strict=True))
         return self._permuted(node, source, [place[i] if i in place else next(rest) for i in range(n)])

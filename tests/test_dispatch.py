@@ -44,7 +44,7 @@ def right(fn: Callable[..., Any], args: tuple[Any, ...], got: Any) -> None:
     traced = trace(fn, args)
     leaves = torch.utils._pytree.tree_leaves(got)
     eager = torch.utils._pytree.tree_leaves(fn(*args))
-    inputs = [args[b.position] if b.position is not None else b.tensor for b in traced.bindings]
+    inputs: list[Any] = [args[b.position] if b.position is not None else b.tensor for b in traced.bindings]
     sizes = sizes_of(traced, args)
     assert sizes is not None and len(leaves) == len(eager)
     for expected, y, e in zip(expect(traced.chain, inputs, sizes), leaves, eager, strict=True):
@@ -117,7 +117,12 @@ def test_any_row_count_without_a_new_build(monkeypatch: pytest.MonkeyPatch) -> N
     fused(torch.randn(8, 64))
     compiled: list[Any] = []
     original = build.compile_c
-    monkeypatch.setattr(build, "compile_c", lambda *a: compiled.append(a) or original(*a))
+
+    def counted(*args: Any) -> Path:
+        compiled.append(args)
+        return original(*args)
+
+    monkeypatch.setattr(build, "compile_c", counted)
     for rows in (2, 3, 17, 1, 500):
         x = torch.randn(rows, 64)
         right(softplus_gate, (x,), fused(x))

@@ -39,7 +39,7 @@ def right(fn: Any, args: tuple[Any, ...], got: Any) -> None:
     sizes = sizes_of(traced, args)
     assert sizes is not None
     leaves, eager = (torch.utils._pytree.tree_leaves(v) for v in (got, fn(*args)))
-    inputs = [args[b.position] if b.position is not None else b.tensor for b in traced.bindings]
+    inputs: list[Any] = [args[b.position] if b.position is not None else b.tensor for b in traced.bindings]
     for expected, y, e in zip(expect(traced.chain, inputs, sizes), leaves, eager, strict=True):
         assert (y.shape, y.dtype, y.stride()) == (e.shape, e.dtype, e.stride())
         verdict = expected.verdict(y)

@@ -200,6 +200,32 @@ def test_a_number_a_row() -> None:
     assert run(lambda x, i: F.cross_entropy(x, i, reduction="none"), (x, labels)).message == ""
 
 
+ROW_AXES: dict[str, Fn] = {
+    "every_other": lambda x: x[:, ::2],
+    "expanded": lambda x: x[:1].expand(x.shape),
+    "expanded_inside": lambda x: x[:, :1].expand(x.shape),
+    "swapped": lambda x: x.transpose(0, 1),
+    "from_the_middle": lambda x: x[:, 1:4, 3:20],
+    "turned": lambda x: x.permute(2, 0, 1),
+}
+
+
+@pytest.mark.parametrize("name", ROW_AXES)
+def test_row_axes_that_are_no_one_run(name: str) -> None:
+    x = ROW_AXES[name](data(3, 6, 24))
+    for fn in SHARED.values():
+        assert run(fn, (x,)).message == ""
+    assert run(gated, (x, data(*x.shape, seed=1))).message == ""
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("name", ROW_AXES)
+def test_row_axes_that_are_no_one_run_triton(name: str) -> None:
+    x = ROW_AXES[name](data(3, 6, 24))
+    assert run(stats, (x,), "cuda", FORMS["whole_rows"]).message == ""
+    assert run(gated, (x, data(*x.shape, seed=1)), "cuda", TILES["tile_rows"]).message == ""
+
+
 def test_outer() -> None:
     x = data(40)
     assert run(lambda x: x[:, None] - x[None, :], (x,)).message == ""

@@ -107,6 +107,8 @@ def test_equal_rows_are_one_symbol() -> None:
     assert sizes_of(traced, (X, Y)) == {"s0": 6}
     assert sizes_of(traced, (X, Y[:3])) is None
     assert sizes_of(traced, (X[..., :3], Y)) is None
+    assert trace(lambda x, y: (x * 2, y * 2), (X, Y)).chain.symbols == ("s0", "s1")
+    assert trace(lambda x: x * 2, (data(6, 6, 24),)).chain.symbols == ("s0", "s1")
 
 
 def test_rows_of_one() -> None:

@@ -136,7 +136,7 @@ def test_a_function_that_is_no_chain_or_a_case_that_is_none(tmp_path: Path) -> N
     with pytest.raises(InputError, match="both must be positive"):
         autofuse.tune(torch.relu, [(x,)], store=store, trials=0)
     with pytest.raises(InputError, match="sequence of argument tuples"):
-        autofuse.tune(lambda x: x * 2, x, store=store)
+        autofuse.tune(lambda x: x * 2, x, store=store)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="no elements"):
         autofuse.tune(lambda x: x * 2, [(x[:0],)], store=store)
 

@@ -25,7 +25,8 @@ class Axes:
         """New axes for a dimension: one for a static extent, one a row symbol; none for an extent of 1."""
         number, symbols = dim_factors(dim)
         made = []
-        for extent in [*symbols, *([number] if number != 1 or (number == 0) else [])]:
+        parts: list[Dim] = [*symbols] if number == 1 else [*symbols, number]
+        for extent in parts:
             self.extent.append(extent)
             self.parent.append(len(self.parent))
             made.append(len(self.parent) - 1)
@@ -170,7 +171,11 @@ class Analysis:
         return out
 
     def _dims(self, v: Value, reduced: Callable[[Value], tuple[int, ...]]) -> Dims:
-        axes, get = self.axes, lambda i: self.dims[v.refs[i]]
+        axes = self.axes
+
+        def get(i: int) -> Dims:
+            return self.dims[v.refs[i]]
+
         name = v.name
         if v.op == INPUT or not v.refs:
             return [axes.fresh(d) for d in v.shape]
@@ -240,7 +245,8 @@ def _keeps_shape(name: str) -> bool:
 
 def total(axes: Sequence[str], extents: dict[str, Dim]) -> Dim:
     """The product of the extents."""
-    number, symbols = 1, []
+    number = 1
+    symbols: list[str] = []
     for a in axes:
         n, s = dim_factors(extents[a])
         number *= n

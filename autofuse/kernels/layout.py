@@ -27,7 +27,8 @@ class Operand:
 
     @staticmethod
     def contiguous(sizes: Sequence[int]) -> Operand:
-        strides, step = [], 1
+        strides: list[int] = []
+        step = 1
         for n in reversed(sizes):
             strides.insert(0, step)
             step *= max(n, 1)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -235,7 +236,7 @@ class Lowered:
         numbers = [a for a in v.args if isinstance(a, (bool, int, float)) and not isinstance(a, Ref)]
         name = v.name
         if name == "arange":
-            given = [a.dim if isinstance(a, Size) else a for a in v.args]
+            given: list[Any] = [a.dim if isinstance(a, Size) else a for a in v.args]
             start = given[0] if len(given) > 1 else 0
             step = given[2] if len(given) > 2 else dict(v.kwargs).get("step", 1)
             point = self.b.cast(self.b.index(index[0]), to)

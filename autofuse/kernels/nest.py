@@ -298,10 +298,10 @@ class Nest:
             e = first[n]
             cost = sum(c.op in COSTLY for c in walk([e]))
             if (self.keep == "all" or cost) and e.dtype in ("float32", "float64"):
-                space = self.p.space(e)
-                assert space is not None
-                self.buffers[n] = (f"buf{len(self.buffers)}", e.dtype, prod(self._extent(a) for a in space))
-                self._buffer_space[n] = space
+                own = self.p.space(e)
+                assert own is not None
+                self.buffers[n] = (f"buf{len(self.buffers)}", e.dtype, prod(self._extent(a) for a in own))
+                self._buffer_space[n] = own
 
     # ---- the function
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from .. import capture, dispatch, settings
@@ -17,6 +17,7 @@ from ..store.store import Store
 from ..trace import flatten_call, sizes_of, trace
 from ..workload import describe as describe_workload
 from .client import Worker
+from .measure import ceilings
 from .recipes import recipes_of
 from .run import Run
 
@@ -95,7 +96,8 @@ def _run_of(
 
 def _drive(run: Run, worker: Worker) -> tuple[Tuned, bool]:
     """Search, finish, and keep the winner; whether Ctrl-C ended it."""
-    record, env = describe(run.device), environment(run.device)
+    env = environment(run.device)
+    record = replace(describe(run.device), peak_bandwidth_gbs=round(ceilings(run.device).bandwidth / 1e9, 1))
     chain = ChainRecord(run.chain.key, run.name, run.chain.graph)
     run.run_id = run.store.begin_run(
         record, env, chain, run.workload, protocol=run.protocol, sampler="tpe", seed=run.seed, trials_budget=run.trials_budget,
