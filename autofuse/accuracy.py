@@ -101,7 +101,9 @@ class Expected:
             self.tolerance = o
             return
         worst = error.amax(-1, keepdim=True)
-        last = (ULPS if self.dtype != torch.float64 else ULPS64) * ulp(torch.where(finite, o.abs(), 0.0).amax(-1, keepdim=True), self.dtype)
+        last = (ULPS if self.dtype != torch.float64 else ULPS64) * ulp(
+            torch.where(finite, o.abs(), 0.0).amax(-1, keepdim=True), self.dtype
+        )
         if o.shape[1] < ROW:
             worst = worst.clamp(min=floor)
         self.tolerance = 2 * worst + last
@@ -132,9 +134,7 @@ class Expected:
     def verdict(self, y: torch.Tensor) -> Verdict:
         """Whether `y` is right."""
         if y.shape != self.eager.shape or y.dtype != self.dtype:
-            return Verdict(
-                False, message=f"is {y.dtype}{list(y.shape)}, eager gives {self.dtype}{list(self.eager.shape)}"
-            )
+            return Verdict(False, message=f"is {y.dtype}{list(y.shape)}, eager gives {self.dtype}{list(self.eager.shape)}")
         if not y.numel():
             return Verdict(True)
         if self.value.name in ("argmax", "argmin") and self.source is not None:
@@ -143,9 +143,7 @@ class Expected:
             return self._float(y)
         if self.dtype is torch.bool:
             if bool((y.view(torch.uint8) > 1).any()):
-                return Verdict(
-                    False, message="holds bytes that are neither true nor false: not every element is written"
-                )
+                return Verdict(False, message="holds bytes that are neither true nor false: not every element is written")
             wrong = float((y != self.oracle).sum())
             allowed = 2 * self.eager_error + self.slack
             return self._told(wrong <= allowed, wrong, f"{wrong:.0f} values differ from the oracle, {allowed:.0f} may")

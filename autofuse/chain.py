@@ -266,9 +266,7 @@ class Chain:
 
     def to_json(self) -> str:
         """The whole chain, extents and dtypes included, as canonical JSON."""
-        return canonical_json(
-            {"graph": self._symbolic[0], "extents": list(self.extents), "dtypes": list(self.dtypes)}
-        )
+        return canonical_json({"graph": self._symbolic[0], "extents": list(self.extents), "dtypes": list(self.dtypes)})
 
     @staticmethod
     def from_json(text: str) -> Chain:
@@ -348,7 +346,7 @@ def _load(data: Any, dim: Callable[[Dim], Dim]) -> Arg:
     if isinstance(data, list):
         return tuple(_load(d, dim) for d in data)
     if isinstance(data, dict):
-        (tag, content), = data.items()
+        ((tag, content),) = data.items()
         made: dict[str, Callable[[Any], Arg]] = {
             "v": Ref, "d": lambda d: Size(dim(d)), "t": Dtype, "f": float,
         }  # fmt: skip

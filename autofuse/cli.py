@@ -95,15 +95,9 @@ def tune(
     ] = None,
     job: Annotated[Path | None, typer.Option("--job", metavar="FILE", help="A job file (TOML) with many.")] = None,
     store: StoreUrl = None,
-    device: Annotated[
-        str | None, typer.Option("--device", help="cpu or cuda:N [default: the GPU if there is one]")
-    ] = None,
-    trials: Annotated[
-        int | None, typer.Option("--trials", min=1, help="Most trials of a workload [default: 60]")
-    ] = None,
-    seconds: Annotated[
-        float | None, typer.Option("--seconds", min=0.1, help="Most seconds of a workload [default: 30]")
-    ] = None,
+    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda:N [default: the GPU if there is one]")] = None,
+    trials: Annotated[int | None, typer.Option("--trials", min=1, help="Most trials of a workload [default: 60]")] = None,
+    seconds: Annotated[float | None, typer.Option("--seconds", min=0.1, help="Most seconds of a workload [default: 30]")] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the search and of the arguments' values.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -114,9 +108,7 @@ def tune(
     if rows or not failed:
         tables.show_tuned(rows, as_json)
     if any(row.state == "interrupted" for row in rows):
-        typer.echo(
-            "autofuse: interrupted; what was found is in the store, and the same command goes on from it", err=True
-        )
+        typer.echo("autofuse: interrupted; what was found is in the store, and the same command goes on from it", err=True)
         raise typer.Exit(INTERRUPTED)
     if failed:
         raise typer.Exit(BAD_INPUT)
@@ -164,9 +156,7 @@ def _job(target: str | None, args: list[str], axes: list[str], dtypes: list[str]
     return Job((Request(target, Path(), tuple(specs.items()), tuple(sizes.items()), tuple(kinds) or (DTYPE,)),))
 
 
-def _run(
-    job: Job, url: str, device: str | None, trials: int | None, seconds: float | None, seed: int
-) -> tuple[list[Tuned], bool]:
+def _run(job: Job, url: str, device: str | None, trials: int | None, seconds: float | None, seed: int) -> tuple[list[Tuned], bool]:
     """Tune everything. Also says whether a function of several could not be tuned for a reason that was printed."""
     from .device import parse_device
 
@@ -253,9 +243,7 @@ def show(
 
 @app.command()
 def sql(
-    query: Annotated[
-        str, typer.Argument(metavar="SELECT", help="One reading statement, over the tables and v_ views.")
-    ],
+    query: Annotated[str, typer.Argument(metavar="SELECT", help="One reading statement, over the tables and v_ views.")],
     store: StoreUrl = None,
     as_json: Json = False,
 ) -> None:

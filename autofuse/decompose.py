@@ -7,7 +7,7 @@ never appear: inside a kernel they are no rounding points.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +19,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from . import ops
 from .chain import INPUT, Arg, Chain, Dim, Dtype, Ref, Size, Value, dim_factors, map_arg
 from .errors import TraceError, UnsupportedOp
-from .trace import HINT, Reader
+from .graph import Reader
+from .trace import HINT
 
 
 @lru_cache
@@ -128,7 +129,7 @@ def expand(chain: Chain) -> tuple[list[Value], list[int]]:
     made: list[Value] = []
     number: list[int] = []
 
-    def shifted(arg: Arg, table: Sequence[int]) -> Arg:
+    def shifted(arg: Arg, table: Sequence[int] | Mapping[int, int]) -> Arg:
         return map_arg(arg, lambda a: Ref(table[a.index]) if isinstance(a, Ref) else a)
 
     for value in chain.values:
@@ -143,13 +144,8 @@ def expand(chain: Chain) -> tuple[list[Value], list[int]]:
         refs = tuple(dict.fromkeys(here.refs))
         # decompose by shape and dtype alone: the numbers of the values it reads are renamed to 0, 1, ...
         rename = {r: k for k, r in enumerate(refs)}
-        plain = Value(
-            here.op,
-            map_arg(here.args, lambda a: Ref(rename[a.index]) if isinstance(a, Ref) else a),
-            tuple((k, map_arg(a, lambda x: Ref(rename[x.index]) if isinstance(x, Ref) else x)) for k, a in here.kwargs),
-            here.shape,
-            here.dtype,
-        )
+        kwargs = tuple((k, shifted(a, rename)) for k, a in here.kwargs)
+        plain = Value(here.op, shifted(here.args, rename), kwargs, here.shape, here.dtype)
         inner = decompose(plain, tuple(Value(INPUT, (), (), made[r].shape, made[r].dtype) for r in refs))
         table = list(refs)
         out = inner.outputs[0]

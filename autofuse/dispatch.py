@@ -18,10 +18,11 @@ import torch
 from . import accuracy, capture, cost, settings
 from .errors import InputError, LaunchError
 from .fusion import Fusion, Plan, check
+from .graph import Traced
 from .lookup import Choice, Lookup, warn_once
 from .program import Bound, Program
 from .store.records import WorkloadRecord
-from .trace import Traced, flatten_call, sizes_of, trace
+from .trace import flatten_call, sizes_of, trace
 from .workload import layouts_of, rows_of, workload_of
 
 MAX_CALLS = 4096  # exact signatures kept a function; row counts of a server's life fit, a leak does not

@@ -173,7 +173,5 @@ def _cache() -> str:
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise _Missing(
-            f"{folder} cannot be written ({error.strerror})", "set AUTOFUSE_CACHE to one that can"
-        ) from error
+        raise _Missing(f"{folder} cannot be written ({error.strerror})", "set AUTOFUSE_CACHE to one that can") from error
     return str(folder)

@@ -102,9 +102,7 @@ def bind(fn: Callable[..., Any], args: Mapping[str, ArgSpec], how: str = "--arg"
                 waiting.append(parameter.default)
             continue
         if parameter.kind is parameter.KEYWORD_ONLY:
-            raise InputError(
-                f"{key} of {name} can only be given by keyword: wrap it in a function where it need not be"
-            )
+            raise InputError(f"{key} of {name} can only be given by keyword: wrap it in a function where it need not be")
         order += [ScalarSpec(default) for default in waiting]
         waiting.clear()
         order.append(args[key])

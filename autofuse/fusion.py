@@ -58,7 +58,9 @@ class Plan:
         for piece in text.split(" | "):
             found = re.fullmatch(r"(\w+)\((\d+(?:,\d+)*)\)", piece.strip())
             if found is None:
-                raise InputError(f"{text!r} is no plan: write it as kind(nodes) | kind(nodes), such as rowreduce(3,4) | pointwise(5)")
+                raise InputError(
+                    f"{text!r} is no plan: write it as kind(nodes) | kind(nodes), such as rowreduce(3,4) | pointwise(5)"
+                )
             parts.append(Part(found[1], tuple(int(n) for n in found[2].split(","))))
         return Plan(tuple(parts))
 
@@ -128,7 +130,10 @@ class Fusion:
             every += sorted(grown, key=sorted)
             if len(every) > MAX_CUTS:
                 line = [frozenset(self.nodes[:k]) for k in range(len(self.nodes) + 1)]
-                note = f"over {MAX_CUTS} cuts: only boundaries along the canonical order of the {len(self.nodes)} operations are searched"
+                note = (
+                    f"over {MAX_CUTS} cuts: only boundaries along the canonical order of the {len(self.nodes)} operations "
+                    "are searched"
+                )
                 return line, note
             level = grown
         return every, ""
@@ -202,7 +207,10 @@ class Fusion:
         """Whether the nodes hang together, by what they read or by an input that two of them share."""
         if len(nodes) == 1 or len(nodes) == len(self.nodes):
             return True
-        touch = {n: {("n", n)} | {("n", r) for r in self.reads[n]} | {("i", self.root(r)) for r in self.chain.values[n].refs} for n in nodes}
+        touch = {
+            n: {("n", n)} | {("n", r) for r in self.reads[n]} | {("i", self.root(r)) for r in self.chain.values[n].refs}
+            for n in nodes
+        }
         mine, left = set(touch[nodes[0]]), set(nodes[1:])
         while True:
             near = {n for n in left if touch[n] & mine}

@@ -110,9 +110,7 @@ def _dim(text: str, whole: str) -> int | str:
     match = _DIM.fullmatch(text)
     if match and match.group(3) != "0":
         return text
-    raise InputError(
-        f"{text!r} in {whole!r} is no extent: write a whole number, the name of an axis, or 2*cols or cols/128"
-    )
+    raise InputError(f"{text!r} in {whole!r} is no extent: write a whole number, the name of an axis, or 2*cols or cols/128")
 
 
 def _axis(dim: str) -> tuple[int, str, int]:
@@ -235,9 +233,7 @@ class Cases(Sequence[tuple[Any, ...]]):
         return (self[k] for k in range(len(self.specs)))
 
 
-def case_specs(
-    args: Iterable[ArgSpec], axes: Mapping[str, Sequence[int]], dtypes: Sequence[str]
-) -> tuple[CaseSpec, ...]:
+def case_specs(args: Iterable[ArgSpec], axes: Mapping[str, Sequence[int]], dtypes: Sequence[str]) -> tuple[CaseSpec, ...]:
     """All workloads: each default dtype with each combination of the axes' values. Equal ones appear once."""
     order = tuple(args)
     free = any(isinstance(spec, TensorSpec) and spec.dtype is None for spec in order)

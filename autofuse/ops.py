@@ -52,7 +52,14 @@ class Op:
 OPS: dict[str, Op] = {}
 
 
-def _op(names: str, kind: str = "pointwise", lower: Lower | None = None, args: str = "result", rounds: bool = False, flops: float = 1.0) -> None:
+def _op(
+    names: str,
+    kind: str = "pointwise",
+    lower: Lower | None = None,
+    args: str = "result",
+    rounds: bool = False,
+    flops: float = 1.0,
+) -> None:
     for name in names.split():
         OPS[name] = Op(name, kind, lower, args, rounds, flops)
 

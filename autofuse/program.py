@@ -64,8 +64,7 @@ class Layouts:
         wanted = list(self.chain.nodes)
         made = evaluate(self.chain, metas, self.sizes, wanted)
         return {
-            i: physical_order(t.stride(), t.shape) if t.numel() and _dense(t) else None
-            for i, t in zip(wanted, made, strict=True)
+            i: physical_order(t.stride(), t.shape) if t.numel() and _dense(t) else None for i, t in zip(wanted, made, strict=True)
         }
 
     def _operand(self, value: int) -> Operand:
@@ -84,9 +83,7 @@ class Layouts:
         segment = self.fusion.segment(nodes)
         mine = segment.sizes(self.sizes)
         operands = [self.operands[v] for v in (*segment.reads, *segment.writes)]
-        return Task(
-            segment.chain, segment.lowered, layout_of(segment.lowered, operands, mine), max(1, rows_of(mine)), limits
-        )
+        return Task(segment.chain, segment.lowered, layout_of(segment.lowered, operands, mine), max(1, rows_of(mine)), limits)
 
     def seed(self, nodes: Sequence[int], limits: Limits) -> tuple[Kind, dict[str, int | str]] | None:
         """The kind and heuristic schedule of a segment, or None where no kernel makes it."""
@@ -139,9 +136,7 @@ class Program:
             self.steps.append(Step(self.fusion.segment(part.nodes), kernel))
         written = {v for s in self.steps for v in s.segment.writes}
         # index maps of results are replayed by PyTorch, so that an output that is a view stays one
-        self.replayed = [
-            o for o in dict.fromkeys(self.chain.outputs) if o >= self.chain.num_inputs and o not in written
-        ]
+        self.replayed = [o for o in dict.fromkeys(self.chain.outputs) if o >= self.chain.num_inputs and o not in written]
 
     def _check_plan(self) -> None:
         held = [n for p in self.plan.parts for n in p.nodes]
@@ -185,9 +180,7 @@ class Program:
         fresh = [(t.shape, t.stride(), t.dtype) for t in made]
         device, empty, read = self.device, torch.empty_strided, segment.reads
         where = {v: k for k, v in enumerate(segment.writes)}
-        outputs = [
-            (o < self.chain.num_inputs, o if o < self.chain.num_inputs else where[o]) for o in self.chain.outputs
-        ]
+        outputs = [(o < self.chain.num_inputs, o if o < self.chain.num_inputs else where[o]) for o in self.chain.outputs]
 
         def run(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             outs = [empty(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in fresh]

@@ -29,7 +29,9 @@ def _call(v: Value, args: Sequence[Any], kwargs: Mapping[str, Any], device: torc
     return made
 
 
-def evaluate(chain: Chain, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int], wanted: Sequence[int] | None = None) -> list[torch.Tensor]:
+def evaluate(
+    chain: Chain, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int], wanted: Sequence[int] | None = None
+) -> list[torch.Tensor]:
     """The chain's outputs (or the values `wanted`) exactly as eager computes them, views as views."""
     values: list[torch.Tensor | None] = [*inputs, *(None for _ in chain.nodes)]
     device = inputs[0].device if inputs else torch.device("cpu")
@@ -62,7 +64,9 @@ def rounded(x: torch.Tensor, dtype: str) -> torch.Tensor:
     return to_storage(x, dtype).to(torch.float64)
 
 
-def oracle(chain: Chain, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int], wanted: Sequence[int] | None = None) -> list[torch.Tensor]:
+def oracle(
+    chain: Chain, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int], wanted: Sequence[int] | None = None
+) -> list[torch.Tensor]:
     """The chain's outputs in float64 (integers and bools as they are).
 
     Rounding points are kept: casts that the user wrote, and eager's rounding of an argument before a discontinuity.
@@ -83,7 +87,9 @@ def _is_float(dtype: str) -> bool:
     return "float" in dtype
 
 
-def _oracle_value(chain: Chain, v: Value, values: Sequence[torch.Tensor], sizes: Mapping[str, int], device: torch.device) -> torch.Tensor:
+def _oracle_value(
+    chain: Chain, v: Value, values: Sequence[torch.Tensor], sizes: Mapping[str, int], device: torch.device
+) -> torch.Tensor:
     entry = ops.OPS.get(v.name)
     rounds = (entry is not None and entry.rounds) or v.name in ("argmax", "argmin", "any", "all")
     common: str | None = None

@@ -76,9 +76,7 @@ class TuneResult:
         numeric = range(2, 7)
         text = []
         for line in lines:
-            cells = [
-                c.rjust(w) if k in numeric else c.ljust(w) for k, (c, w) in enumerate(zip(line, widths, strict=True))
-            ]
+            cells = [c.rjust(w) if k in numeric else c.ljust(w) for k, (c, w) in enumerate(zip(line, widths, strict=True))]
             text.append("  ".join(cells).rstrip())
         return "\n".join(text)
 

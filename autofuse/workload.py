@@ -43,9 +43,7 @@ def is_aligned(tensor: torch.Tensor) -> bool:
     size = tensor.element_size()
     if tensor.data_ptr() % ALIGNMENT:
         return False
-    return all(
-        n == 1 or (s * size) % ALIGNMENT == 0 or s in (0, 1) for n, s in zip(tensor.shape, tensor.stride(), strict=True)
-    )
+    return all(n == 1 or (s * size) % ALIGNMENT == 0 or s in (0, 1) for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def layouts_of(chain: Chain, tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:

@@ -102,14 +102,8 @@ def geomean(values: Sequence[float]) -> float:
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """The table, and what it says over all."""
-    names = [
-        n for n in ("floor", "copy", "eager", "compile", "compile_max", "liger", "ours") if any(n in r for r in rows)
-    ]
-    print(
-        f"{'chain':20s} {'shape':>12s} {'dtype':9s} "
-        + " ".join(f"{n:>11s}" for n in names)
-        + "  /compile   /eager    /copy"
-    )
+    names = [n for n in ("floor", "copy", "eager", "compile", "compile_max", "liger", "ours") if any(n in r for r in rows)]
+    print(f"{'chain':20s} {'shape':>12s} {'dtype':9s} " + " ".join(f"{n:>11s}" for n in names) + "  /compile   /eager    /copy")
     for r in rows:
         fast = min((r[n] for n in ("compile", "compile_max") if n in r), default=math.nan)
         cells = " ".join(f"{r[n]:11.2f}" if n in r else " " * 11 for n in names)
@@ -118,17 +112,14 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             f"{fast / r['ours']:8.2f}x {r['eager'] / r['ours']:7.2f}x {r['ours'] / r['copy']:7.2f}x"
         )
     speed = [
-        min(r[n] for n in ("compile", "compile_max") if n in r) / r["ours"]
-        for r in rows
-        if "compile" in r or "compile_max" in r
+        min(r[n] for n in ("compile", "compile_max") if n in r) / r["ours"] for r in rows if "compile" in r or "compile_max" in r
     ]
     if speed:
-        print(
-            f"torch.compile / ours: geometric mean {geomean(speed):.3f}x, least {min(speed):.3f}x over {len(speed)} workloads"
-        )
+        print(f"torch.compile / ours: geometric mean {geomean(speed):.3f}x, least {min(speed):.3f}x over {len(speed)} workloads")
     many = [r["eager"] / r["ours"] for r in rows if r["ops"] >= 3]
     print(
-        f"eager / ours, chains of three or more operations: {geomean(many):.2f}x; ours / copy: {geomean([r['ours'] / r['copy'] for r in rows]):.3f}x"
+        f"eager / ours, chains of three or more operations: {geomean(many):.2f}x; "
+        f"ours / copy: {geomean([r['ours'] / r['copy'] for r in rows]):.3f}x"
     )
 
 
@@ -169,7 +160,8 @@ def main() -> None:
                         rows.append(bench(entry, r, c, dtype, options, store))
                         last = rows[-1]
                         print(
-                            f"{entry.name} {r}x{c} {dtype}: {last['tune_s']} s, {last['trials']} trials, {last['reason']}, {last['plan']} {last['schedules']}",
+                            f"{entry.name} {r}x{c} {dtype}: {last['tune_s']} s, {last['trials']} trials, {last['reason']}, "
+                            f"{last['plan']} {last['schedules']}",
                             file=sys.stderr,
                             flush=True,
                         )

@@ -52,9 +52,7 @@ class Ran:
         return tuple(e.eager for e in self.expected)
 
 
-def run(
-    fn: Callable[..., Any], args: Sequence[Any], target: str = "cpu", knobs: Knobs | None = None, groups: str = "fused"
-) -> Ran:
+def run(fn: Callable[..., Any], args: Sequence[Any], target: str = "cpu", knobs: Knobs | None = None, groups: str = "fused") -> Ran:
     """Trace, fuse, build and run `fn` with the heuristic schedules changed by `knobs`, and check what comes out."""
     if target == "cuda":
         round_as_hardware()
@@ -89,9 +87,7 @@ def run(
     return Ran(traced.chain, plan, sources, tuple(made[0]), expected, message)
 
 
-def turned(
-    layouts: Layouts, kind: str, nodes: Sequence[int], seed: Knobs, knobs: Knobs, limits: Limits
-) -> dict[str, int | str]:
+def turned(layouts: Layouts, kind: str, nodes: Sequence[int], seed: Knobs, knobs: Knobs, limits: Limits) -> dict[str, int | str]:
     """The seed with those of `knobs` that this kind has."""
     space = BY_NAME[kind].space(layouts.task(nodes, limits))
     known = {k.name: k.values[0] for k in space.knobs}

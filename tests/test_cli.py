@@ -194,9 +194,7 @@ def test_a_job_file(run: Run, search: Search, home: Path) -> None:
     assert [(c["trials"], c["seconds"]) for c in search.calls[2:]] == [(9, 1.0)] * 2
 
 
-def test_one_function_of_a_job_that_cannot_be_traced_does_not_stop_the_others(
-    run: Run, search: Search, home: Path
-) -> None:
+def test_one_function_of_a_job_that_cannot_be_traced_does_not_stop_the_others(run: Run, search: Search, home: Path) -> None:
     (home / "job.toml").write_text(JOB)
     search.raises["first"] = TraceError("sort in double (mine.py:5) is not lowered yet")
     done = run("tune", "--job", "job.toml")
@@ -313,9 +311,7 @@ def test_sql(run: Run, filled: Path) -> None:
         ["status", "n", "big", "no"], ["incorrect", "1", "inf", "-"], ["ok", "2", "inf", "-"],
     ]  # fmt: skip
     assert json.loads(run("sql", query, "--json").stdout)[1] == {"status": "ok", "n": 2, "big": None, "no": None}
-    assert json.loads(run("sql", "SELECT 1 AS a, 2 AS a, x'00ff' AS b", "--json").stdout) == [
-        {"a": 1, "a:1": 2, "b": "00ff"}
-    ]
+    assert json.loads(run("sql", "SELECT 1 AS a, 2 AS a, x'00ff' AS b", "--json").stdout) == [{"a": 1, "a:1": 2, "b": "00ff"}]
     assert run("sql", "SELECT * FROM trial WHERE 0").exit_code == 0
     assert run("sql", "SELECT '[red]x[/red]' AS a").stdout.splitlines()[1] == "[red]x[/red]"
 
@@ -445,9 +441,7 @@ def test_a_function_that_is_no_chain(home: Path) -> None:
 def test_ctrl_c_ends_a_job_with_what_it_has(home: Path) -> None:
     command = [sys.executable, "-m", "autofuse.cli", *REAL, "--trials", "100000", "--seconds", "100"]
     env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
-    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True)
     assert process.stderr is not None
     for line in process.stderr:
         if "best -" not in line:  # the first valid result

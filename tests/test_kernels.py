@@ -382,9 +382,7 @@ def test_golden(name: str) -> None:
     (nodes,) = fusion.fused()
     task = layouts.task(nodes, LIMITS[target])
     kind = kind_of(task)
-    text = kind.emit(task, turned(layouts, kind.name, nodes, kind.seed(task), knobs, LIMITS[target])).text.replace(
-        C_PRELUDE, ""
-    )
+    text = kind.emit(task, turned(layouts, kind.name, nodes, kind.seed(task), knobs, LIMITS[target])).text.replace(C_PRELUDE, "")
     text = re.sub(r"\A.*?(?=@triton\.jit\(do_not)", "", text, flags=re.DOTALL)  # without imports and helpers
     path = GOLDEN / name
     if os.environ.get("AUTOFUSE_UPDATE_GOLDEN") == "1":

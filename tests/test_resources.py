@@ -25,16 +25,12 @@ SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 CHAINS = {e.name: e for e in CATALOGUE}
 
 
-def compiled(
-    fn: Callable[..., Any], args: Sequence[Any], arch: int, knobs: dict[str, int | str] | None = None
-) -> list[Resources]:
+def compiled(fn: Callable[..., Any], args: Sequence[Any], arch: int, knobs: dict[str, int | str] | None = None) -> list[Resources]:
     """The resources of each kernel of the fused plan with its heuristic schedule, changed by `knobs`."""
     limits = Limits("cuda", f"sm_{arch}", sm_count=132, shared_bytes=SHARED[arch])
     traced = trace(fn, args)
     fusion = check(traced.chain)
-    layouts = Layouts(
-        fusion, [args[b.position] for b in traced.bindings if b.position is not None], sizes_of(traced, args) or {}
-    )
+    layouts = Layouts(fusion, [args[b.position] for b in traced.bindings if b.position is not None], sizes_of(traced, args) or {})
     made = []
     for nodes in fusion.fused():
         seed = layouts.seed(nodes, limits)

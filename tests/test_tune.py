@@ -124,7 +124,9 @@ def test_what_a_run_stores(tmp_path: Path) -> None:
     names = {r[0] for r in rows(path, "SELECT name FROM chain")}
     assert "act" in names and len(names) > 2
     again = autofuse.tune(act, [args], store=store, trials=4, seconds=30)
-    duplicates = rows(path, "SELECT workload_id, schedule_id FROM trial WHERE schedule_id IS NOT NULL GROUP BY 1, 2 HAVING count(*) > 1")
+    duplicates = rows(
+        path, "SELECT workload_id, schedule_id FROM trial WHERE schedule_id IS NOT NULL GROUP BY 1, 2 HAVING count(*) > 1"
+    )
     assert again.ok and not duplicates
 
 

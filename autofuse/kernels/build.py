@@ -136,9 +136,7 @@ def compile_c(source: Source, cache: Path) -> Path:
 
         _publish(path, make)
     except OSError as e:
-        raise BuildError(
-            f"the kernel cache {cache} cannot be written ({e}): set AUTOFUSE_CACHE to a folder that can"
-        ) from e
+        raise BuildError(f"the kernel cache {cache} cannot be written ({e}): set AUTOFUSE_CACHE to a folder that can") from e
     return path
 
 
@@ -186,9 +184,7 @@ def _load_triton(source: Source, cache: Path) -> Any:
         if not path.exists() or path.read_text() != source.text:
             _publish(path, lambda p: _write(p, source.text))
     except OSError as e:
-        raise BuildError(
-            f"the kernel cache {cache} cannot be written ({e}): set AUTOFUSE_CACHE to a folder that can"
-        ) from e
+        raise BuildError(f"the kernel cache {cache} cannot be written ({e}): set AUTOFUSE_CACHE to a folder that can") from e
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -129,7 +129,8 @@ AF_EXTREMES(float, ) AF_EXTREMES(double, 64) AF_EXTREMES(int32_t, _i) AF_EXTREME
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
          "and": "&", "or": "|", "xor": "^", "shr": ">>"}  # fmt: skip
 CALLS = {"log": "log", "log2": "log2", "exp2": "exp2", "sin": "sin", "cos": "cos", "erf": "erf", "floor": "floor",
-         "ceil": "ceil", "trunc": "trunc", "round_even": "rint", "sqrt": "sqrt", "abs": "fabs", "fmod": "fmod", "pow": "pow"}  # fmt: skip
+         "ceil": "ceil", "trunc": "trunc", "round_even": "rint", "sqrt": "sqrt", "abs": "fabs", "fmod": "fmod",
+         "pow": "pow"}  # fmt: skip
 SUFFIX = {"float32": "", "float64": "64", "int32": "_i", "int64": "_l", "bool": "_i"}
 
 

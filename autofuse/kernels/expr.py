@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..chain import Dim, dim_factors, make_dim
+from ..chain import Dim, dim_factors
 from ..errors import Infeasible
 
 FLOATS = ("float32", "float64")
@@ -154,7 +154,7 @@ def axis_index(axes: Sequence[str], extents: dict[str, Dim]) -> Idx:
 class Expr:
     """One interned expression; make them with a Builder."""
 
-    __slots__ = ("op", "args", "attr", "dtype", "axes", "number")
+    __slots__ = ("args", "attr", "axes", "dtype", "number", "op")
 
     def __init__(self, op: str, args: tuple[Expr, ...], attr: Any, dtype: str, axes: frozenset[str], number: int) -> None:
         self.op, self.args, self.attr, self.dtype, self.axes, self.number = op, args, attr, dtype, axes, number
@@ -274,7 +274,7 @@ class Builder:
 
     def round(self, x: Expr, storage: str) -> Expr:
         """The value rounded to a storage dtype, back in its compute dtype: a rounding point."""
-        if storage in FLOATS + ("int32", "int64", "bool") and compute_dtype(storage) == x.dtype:
+        if storage in (*FLOATS, "int32", "int64", "bool") and compute_dtype(storage) == x.dtype:
             return x
         if x.op == "round" and x.attr == storage:
             return x

@@ -43,16 +43,12 @@ class Kernel:
         self.low, self.layout, self.source, self.loaded = low, layout, source, loaded
         self.chain: Chain = low.chain
 
-    def arguments(
-        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
-    ) -> list[int]:
+    def arguments(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> list[int]:
         """The scalar arguments for these tensors."""
         operands = [operand_of(t) for t in (*inputs, *outputs)]
         return bind(self.source.args, self.layout, self.low.extents, operands, sizes)
 
-    def __call__(
-        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
-    ) -> None:
+    def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> None:
         """Run on the current stream (or this thread), writing `outputs`. Raises LaunchError where the launch fails."""
         self.bind(inputs, outputs, sizes)(inputs, outputs)
 
@@ -78,9 +74,7 @@ class Kernel:
 
         return launch
 
-    def grid(
-        self, scalars: Sequence[int], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
-    ) -> tuple[int, ...]:
+    def grid(self, scalars: Sequence[int], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The number of programs along each axis of the grid."""
         kind = self.source.grid
         if kind[0] == "flat":

@@ -135,9 +135,9 @@ def _is_flat(
             if factors.get(axis) != step:
                 return False
             step *= dim_value(low.extents[axis], {})
-        if groups and prod(extent[x] for x in groups[0]) > 1:
-            if _group_stride(row_part(access, low.rows), groups[0], operands[k].strides, extent, sizes) != cols:
-                return False
+        many = bool(groups) and prod(extent[x] for x in groups[0]) > 1
+        if many and _group_stride(row_part(access, low.rows), groups[0], operands[k].strides, extent, sizes) != cols:
+            return False
     return True
 
 
@@ -156,7 +156,9 @@ def _joins(
     return True
 
 
-def _group_stride(part: RowPart, group: Sequence[str], strides: Sequence[int], extent: Mapping[str, int], sizes: Mapping[str, int]) -> int:
+def _group_stride(
+    part: RowPart, group: Sequence[str], strides: Sequence[int], extent: Mapping[str, int], sizes: Mapping[str, int]
+) -> int:
     for a in reversed(group):
         if extent[a] != 1:
             return _axis_stride(part, a, strides, sizes)
@@ -232,7 +234,13 @@ class Addressing:
         return Address(operand, tuple(rows), tuple(cols), const, tuple(offsets), tuple(gathers))
 
 
-def bind(specs: Sequence[tuple[object, ...]], layout: Layout, low_extents: Mapping[str, Dim], operands: Sequence[Operand], sizes: Mapping[str, int]) -> list[int]:
+def bind(
+    specs: Sequence[tuple[object, ...]],
+    layout: Layout,
+    low_extents: Mapping[str, Dim],
+    operands: Sequence[Operand],
+    sizes: Mapping[str, int],
+) -> list[int]:
     """The scalar arguments of a launch, in the order of `specs`."""
     extent = {a: dim_value(low_extents[a], sizes) for g in layout.groups for a in g}
     made = []

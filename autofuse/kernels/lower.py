@@ -127,7 +127,7 @@ class Lowered:
         """An axis to cut into equal pieces, so that a concatenation needs no mask; None where there is none."""
         if len(self._breaks) != 1:
             return None
-        (axis, cuts), = self._breaks.items()
+        ((axis, cuts),) = self._breaks.items()
         extent = self.extents[axis]
         if not isinstance(extent, int):
             return None
@@ -316,7 +316,7 @@ class Lowered:
         if bounds is None:
             raise Infeasible("a concatenation is read at a gathered index")
         result: Expr | None = None
-        for k, (r, low, high) in enumerate(reversed(parts)):
+        for r, low, high in reversed(parts):
             own = tuple((i + Idx((), -low) if high > low + 1 else Idx()) if d == dim else i for d, i in enumerate(index))
             alone = len(parts) == 1
             inside = mask

@@ -113,7 +113,11 @@ class Legal:
             t = self._expm1(e, b("mul", two, b("min", a, self._c(30, x))))
             big = b("div", t, b("add", t, two))
         else:
-            big = b("sub", self._c(1, x), b("div", two, b("add", b("exp", b("mul", two, b("min", a, self._c(30, x)))), self._c(1, x))))
+            big = b(
+                "sub",
+                self._c(1, x),
+                b("div", two, b("add", b("exp", b("mul", two, b("min", a, self._c(30, x)))), self._c(1, x))),
+            )
         big = b("where", b("isnan", x), x, b("where", b("lt", x, self._c(0, x)), b("neg", big), big))
         if x.dtype == "float64":
             return b("where", b("lt", a, self._c(1e-9, x)), x, big)

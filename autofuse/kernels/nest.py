@@ -25,11 +25,16 @@ def cpu_space(kind: str, version: int, task: Task) -> Space:
     """The knobs of the C kernels, for both kinds."""
     threads = tuple(sorted({1, task.limits.threads} | {t for t in (2, 4, 8, 16, 32, 64) if t < task.limits.threads}))
     cols = max((prod(int(task.low.extents[a]) for a in s) for s in task.low.spaces), default=1)
-    knobs = [Knob("threads", threads), Knob("row_block", (1, 4, 16, 64)), Knob("vector", (256, 512)), Knob("math", ("exact", "fast"))]
+    knobs = [
+        Knob("threads", threads),
+        Knob("row_block", (1, 4, 16, 64)),
+        Knob("vector", (256, 512)),
+        Knob("math", ("exact", "fast")),
+    ]
     if task.low.reduces:
         knobs.append(Knob("keep", ("none", "costly", "all")))
     elif not task.layout.flat:
-        knobs.append(Knob("chunk_cols", tuple(c for c in (1024, 4096, 16384) if c < cols) + (0,)))
+        knobs.append(Knob("chunk_cols", (*(c for c in (1024, 4096, 16384) if c < cols), 0)))
     else:
         knobs.append(Knob("block", (4096, 16384, 65536)))
     return Space(kind, version, tuple(knobs))
@@ -39,7 +44,12 @@ def cpu_seed(task: Task) -> dict[str, int | str]:
     """A good C schedule without any search."""
     cols = sum(prod(int(task.low.extents[a]) for a in s) for s in task.low.spaces) or 1
     small = task.rows * cols < 16384
-    made: dict[str, int | str] = {"threads": 1 if small else task.limits.threads, "row_block": 4, "vector": 256, "math": default_math(task)}
+    made: dict[str, int | str] = {
+        "threads": 1 if small else task.limits.threads,
+        "row_block": 4,
+        "vector": 256,
+        "math": default_math(task),
+    }
     if task.low.reduces:
         made["keep"] = "costly"
     elif not task.layout.flat:
@@ -103,7 +113,9 @@ class Nest:
             level[e.number] = under + (e.number in mine)
         return level
 
-    def _scope(self, space: tuple[str, ...], depth: int, writes: Sequence[tuple[Store, Expr]], accs: Sequence[tuple[Expr, str]]) -> None:
+    def _scope(
+        self, space: tuple[str, ...], depth: int, writes: Sequence[tuple[Store, Expr]], accs: Sequence[tuple[Expr, str]]
+    ) -> None:
         """Inside the loops over `space[:depth]`: first the reductions that live here, then what was asked for."""
         roots = [v for _, v in writes] + [r.args[0] for r, _ in accs]
         pending = [r for r in self._below(roots) if self._home(r) == (space, depth)]
@@ -123,7 +135,9 @@ class Nest:
         for r, name in accs:
             self.p.define(r, name)
 
-    def _run(self, space: tuple[str, ...], depth: int, writes: Sequence[tuple[Store, Expr]], accs: Sequence[tuple[Expr, str]]) -> None:
+    def _run(
+        self, space: tuple[str, ...], depth: int, writes: Sequence[tuple[Store, Expr]], accs: Sequence[tuple[Expr, str]]
+    ) -> None:
         if not writes and not accs:
             return
         p, axis = self.p, space[depth]
@@ -140,7 +154,11 @@ class Nest:
                 deep_accs = [(r, a) for r, a in accs if inner & r.args[0].axes]
                 flat_accs = [w for w in accs if w not in deep_accs]
                 roots = [v for _, v in flat] + [r.args[0] for r, _ in flat_accs]
-                pending = [r for r in self._below([*roots, *(v for _, v in deep), *(r.args[0] for r, _ in deep_accs)]) if self._home(r) == (space, depth + 1)]
+                pending = [
+                    r
+                    for r in self._below([*roots, *(v for _, v in deep), *(r.args[0] for r, _ in deep_accs)])
+                    if self._home(r) == (space, depth + 1)
+                ]
                 level = self._levels(pending)
                 for k in range(1, max((level[r.number] for r in pending), default=0) + 1):
                     self._pass(space, depth + 1, [r for r in pending if level[r.number] == k], [])
@@ -153,7 +171,9 @@ class Nest:
             return
         self._innermost(space, axis, n, writes, accs)
 
-    def _innermost(self, space: tuple[str, ...], axis: str, n: int, writes: Sequence[tuple[Store, Expr]], accs: Sequence[tuple[Expr, str]]) -> None:
+    def _innermost(
+        self, space: tuple[str, ...], axis: str, n: int, writes: Sequence[tuple[Store, Expr]], accs: Sequence[tuple[Expr, str]]
+    ) -> None:
         p = self.p
         blocked = [(r, a) for r, a in accs if r.attr[0] == "sum" and n > SUM_BLOCK]
         low, high = "0", str(n)
@@ -178,7 +198,7 @@ class Nest:
         p.line(f"for (int64_t {var} = {lower}; {var} < {upper}; ++{var}) {{")
         with p.scope():
             p.column[axis] = var
-            for number, (name, dtype, _) in self.buffers.items():
+            for number, (name, _, _) in self.buffers.items():
                 if name in self.filled and self._buffer_space[number] == space:
                     p.scopes[-1][number] = f"{name}[{self._linear(space)}]"
             for r, a in accs:
@@ -186,10 +206,12 @@ class Nest:
             for s, v in writes:
                 p.store(s, v)
             for e in walk([v for _, v in writes] + [r.args[0] for r, _ in accs]):
-                if e.number in self.buffers and self.buffers[e.number][0] not in self.filled and self._buffer_space[e.number] == space:
-                    if p.known(e) is not None:
-                        p.line(f"{self.buffers[e.number][0]}[{self._linear(space)}] = {p.name(e)};")
-                        self.just_filled.add(self.buffers[e.number][0])
+                if e.number not in self.buffers or self._buffer_space[e.number] != space or p.known(e) is None:
+                    continue
+                name = self.buffers[e.number][0]
+                if name not in self.filled:
+                    p.line(f"{name}[{self._linear(space)}] = {p.name(e)};")
+                    self.just_filled.add(name)
         p.line("}")
         if blocked:
             for _, a in blocked:
@@ -313,10 +335,7 @@ class Nest:
         flat = self.task.layout.flat and not low.reduces and bool(low.spaces)
         self.filled, self.just_filled, self._buffer_space = set(), set(), {}
         p.depth = 3
-        if flat:
-            body = self._flat()
-        else:
-            body = self._rows(groups)
+        body = self._flat() if flat else self._rows(groups)
         args = dict(self.addressing.args)
         if flat:
             args["numel"] = ("numel",)
@@ -346,7 +365,8 @@ class Nest:
         block = int(self.knobs["row_block"])
         out = ["  #pragma omp parallel num_threads((int)threads) if(threads > 1)", "  {"]
         for name, dtype, n in self.buffers.values():
-            out.append(f"  {COMPUTE[dtype]} *restrict {name} = aligned_alloc(64, {(n * (8 if dtype == 'float64' else 4) + 63) // 64 * 64});")
+            size = (n * (8 if dtype == "float64" else 4) + 63) // 64 * 64
+            out.append(f"  {COMPUTE[dtype]} *restrict {name} = aligned_alloc(64, {size});")
         # the innermost group of row axes is a loop of its own: a division a row would cost as much as a short row
         units = "1" if not groups else "rows" if groups == 1 else f"(rows / e{groups - 1})"
         out.append(f"  #pragma omp for schedule(static, {block})")

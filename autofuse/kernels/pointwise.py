@@ -35,7 +35,11 @@ class Pointwise:
             Knob("form", ("flat", "tile") if flat else ("tile",)),
             Knob("block", (256, 512, 1024, 2048, 4096, 8192), (("form", "flat"),)),
             Knob("rows_per_program", tuple(r for r in (1, 2, 4, 8, 16, 32, 64) if r == 1 or task.low.rows), (("form", "tile"),)),
-            Knob("block_cols", tuple(c for c in (64, 128, 256, 512, 1024, 2048, 4096, 8192) if c <= cols) or (cols,), (("form", "tile"),)),
+            Knob(
+                "block_cols",
+                tuple(c for c in (64, 128, 256, 512, 1024, 2048, 4096, 8192) if c <= cols) or (cols,),
+                (("form", "tile"),),
+            ),
             Knob("num_warps", (1, 2, 4, 8, 16)),
             Knob("math", ("exact", "fast")),
             Knob("load_evict", ("", "evict_first")),

@@ -70,7 +70,15 @@ class RowReduce:
                 rows *= 2
             warps = min(16, max(1, next_power(cols * rows // 512) if cols * rows > 512 else 1))
             return {"form": "whole", "rows_per_program": rows, "num_warps": max(warps, 4 if cols >= 1024 else 1), **common}
-        return {"form": "looped", "rows_per_program": 1, "num_warps": 16, "block_cols": 8192, "num_stages": 1, "online": 1, **common}
+        return {
+            "form": "looped",
+            "rows_per_program": 1,
+            "num_warps": 16,
+            "block_cols": 8192,
+            "num_stages": 1,
+            "online": 1,
+            **common,
+        }
 
     def emit(self, task: Task, knobs: Knobs) -> Source:
         knobs = self.space(task).validate(knobs)

@@ -82,7 +82,11 @@ class Tiles:
         self.p.store_evict = str(knobs.get("store_evict", ""))
         self.rows = rows
         self.level: dict[int, int] = {}
-        self.online = find_online([e for e in walk([v for _, v in self.stores]) if e.op == "reduce"]) if form == "looped" and knobs.get("online") == 1 else []
+        self.online = (
+            find_online([e for e in walk([v for _, v in self.stores]) if e.op == "reduce"])
+            if form == "looped" and knobs.get("online") == 1
+            else []
+        )
 
     def _extent(self, axis: str) -> int:
         n = self.low.extents[axis]
@@ -94,10 +98,7 @@ class Tiles:
         groups = len(self.task.layout.groups)
         p.prologue(groups)
         mark = len(p.lines)
-        if self.form == "flat":
-            self._columns("0")
-            self._print_stores(self.stores)
-        elif self.form == "whole":
+        if self.form == "flat" or self.form == "whole":
             self._columns("0")
             self._print_stores(self.stores)
         elif self.form == "tile":
@@ -162,8 +163,10 @@ class Tiles:
     def _hoist(self, roots: Sequence[Expr]) -> None:
         """Row values that a loop's body needs are printed before it: what the body names is forgotten after it."""
         for e in walk(roots):
-            if e.op != "const" and self.p.space(e) is None and all(
-                self.p.known(c) is not None or c.is_const or self.p.space(c) is None for c in children(e)
+            if (
+                e.op != "const"
+                and self.p.space(e) is None
+                and all(self.p.known(c) is not None or c.is_const or self.p.space(c) is None for c in children(e))
             ):
                 self.p.name(e)
 

@@ -25,7 +25,7 @@ FP8_MAX = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 
 PRELUDE = {
     # exp is ex2(x log2 e) in hardware, whose error grows with |x|: split the argument so that the rest is below ln2 / 2
-    "af_exp": '''@triton.jit
+    "af_exp": """@triton.jit
 def af_exp(x):
     c = tl.minimum(tl.maximum(x, -104.0), 89.0)
     n = (c * 1.4426950408889634 + 12582912.0) - 12582912.0
@@ -36,30 +36,30 @@ def af_exp(x):
     high = ((k - h + 127) << 23).to(tl.float32, bitcast=True)
     y = tl.exp2(r * 1.4426950408889634) * low * high
     return tl.where(x != x, x, y)
-''',
-    "af_round": '''@triton.jit
+""",
+    "af_round": """@triton.jit
 def af_round(x):
     a = tl.abs(x)
     r = (a + 8388608.0) - 8388608.0
     r = tl.where(a >= 8388608.0, a, r)
     return tl.where(x < 0.0, -r, r)
-''',
-    "af_round64": '''@triton.jit
+""",
+    "af_round64": """@triton.jit
 def af_round64(x):
     a = tl.abs(x)
     r = (a + 4503599627370496.0) - 4503599627370496.0
     r = tl.where(a >= 4503599627370496.0, a, r)
     return tl.where(x < 0.0, -r, r)
-''',
-    "af_idiv": '''@triton.jit
+""",
+    "af_idiv": """@triton.jit
 def af_idiv(x, y):
     q = tl.abs(x) // tl.abs(y)
     return tl.where((x < 0) != (y < 0), -q, q)
-''',
-    "af_mul": '''@triton.jit
+""",
+    "af_mul": """@triton.jit
 def af_mul(x, y):
     return x * y
-''',
+""",
 }
 
 INFIX = {
@@ -84,7 +84,9 @@ def identity(kind: str, dtype: str) -> str:
 class TritonPrinter(Printer):
     """Prints tiles. `blocks` gives each column axis's tile extent; `starts` the variable that a loop adds to it."""
 
-    def __init__(self, low: Lowered, addressing: Addressing, rows: int, blocks: Mapping[str, int], math_mode: str, flat: bool = False) -> None:
+    def __init__(
+        self, low: Lowered, addressing: Addressing, rows: int, blocks: Mapping[str, int], math_mode: str, flat: bool = False
+    ) -> None:
         super().__init__(low, addressing)
         self.rows_per_program, self.blocks, self.math, self.flat = rows, dict(blocks), math_mode, flat
         self.rowdim = rows > 1
@@ -108,7 +110,7 @@ class TritonPrinter(Printer):
         return "[" + ", ".join(":" if k == position else "None" for k in range(rank)) + "]"
 
     def shape_of(self, e: Expr) -> str:
-        """"t" for a tile, "r" for a vector of rows, "s" for a scalar; of what is already named."""
+        """ "t" for a tile, "r" for a vector of rows, "s" for a scalar; of what is already named."""
         name = self.name(e)
         return self.kind.get(name, "s")
 
@@ -276,7 +278,8 @@ class TritonPrinter(Printer):
         text = self.typed(x, space)
         limit = FP8_MAX.get(storage)
         if limit is not None and not _within(x, limit):
-            text = f"tl.minimum(tl.maximum({text}, {-limit}, propagate_nan=tl.PropagateNan.ALL), {limit}, propagate_nan=tl.PropagateNan.ALL)"
+            nan = "propagate_nan=tl.PropagateNan.ALL"
+            text = f"tl.minimum(tl.maximum({text}, {-limit}, {nan}), {limit}, {nan})"
         return f"{text}.to({TYPES[storage]})"
 
     def use(self, name: str) -> str:
@@ -377,7 +380,9 @@ class TritonPrinter(Printer):
         if idx.const:
             parts.append(str(idx.const))
         text = " + ".join(parts)
-        return self.assign(f"({text}).to(tl.int64)" if space is not None else text, "t" if space is not None else "r" if rowish else "s")
+        return self.assign(
+            f"({text}).to(tl.int64)" if space is not None else text, "t" if space is not None else "r" if rowish else "s"
+        )
 
     # ---- reductions
 

@@ -20,12 +20,12 @@ from ..chain import Chain
 from ..device import limits
 from ..errors import Infeasible
 from ..fusion import EAGER, Fusion, Part, Plan
+from ..graph import Traced
 from ..kernels.registry import kind_of
 from ..program import Layouts
 from ..result import Progress, ProgressCallback
 from ..store.records import ChainRecord, ConfigRecord, ScheduleRecord, TrialRecord, WorkloadRecord
 from ..store.store import Store
-from ..trace import Traced
 from ..workload import describe as describe_workload
 from ..workload import layout_class, layouts_of, workload_of
 from .client import Worker
@@ -212,9 +212,7 @@ class Run:
         self.done = min(self.done + 1, self.trials_budget)
         self.report(f"{record.status}: {record.message}" if record.status != "ok" else "")
 
-    def try_segment(
-        self, worker: Worker, part: _Part, knobs: Mapping[str, int | str], source_hash: str, kind: str
-    ) -> float | None:
+    def try_segment(self, worker: Worker, part: _Part, knobs: Mapping[str, int | str], source_hash: str, kind: str) -> float | None:
         """Check and time one schedule of one segment; its time, or None where it has none."""
         request = {
             "op": "segment",

@@ -212,9 +212,7 @@ class Store:
         with reading(self.engine) as connection:
             return queries.trials(connection, device_uid, environment_uid, workload_uid, protocol, segments=False)
 
-    def neighbours(
-        self, chain_key: str, device_uid: str | None, limit: int
-    ) -> list[tuple[WorkloadRecord, ScheduleRecord, float]]:
+    def neighbours(self, chain_key: str, device_uid: str | None, limit: int) -> list[tuple[WorkloadRecord, ScheduleRecord, float]]:
         """The fastest schedule of each workload of a segment chain with its time in µs, the newest first.
 
         The asker's own workload is among them if it has trials. Without a device: one a workload and device.

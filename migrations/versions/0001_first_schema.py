@@ -229,9 +229,7 @@ def upgrade() -> None:
             name=op.f("ck_trial_status"),
         ),
         sa.CheckConstraint("(schedule_id IS NULL) <> (config_id IS NULL)", name=op.f("ck_trial_schedule_or_config")),
-        sa.CheckConstraint(
-            "median_us IS NULL OR (median_us > 0 AND median_us < 1e15)", name=op.f("ck_trial_finite_time")
-        ),
+        sa.CheckConstraint("median_us IS NULL OR (median_us > 0 AND median_us < 1e15)", name=op.f("ck_trial_finite_time")),
         sa.ForeignKeyConstraint(["config_id"], ["config.id"], name=op.f("fk_trial_config_id")),
         sa.ForeignKeyConstraint(["run_id"], ["run.id"], name=op.f("fk_trial_run_id")),
         sa.ForeignKeyConstraint(["schedule_id"], ["schedule.id"], name=op.f("fk_trial_schedule_id")),

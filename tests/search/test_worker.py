@@ -106,13 +106,10 @@ def test_hang_is_a_timeout(segment: Ask, worker: Worker, fault: str) -> None:
     assert_usable(segment)
 
 
-def test_build_that_never_ends(
-    setup: dict[str, Any], nodes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_build_that_never_ends(setup: dict[str, Any], nodes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     note, cc = tmp_path / "pid", tmp_path / "slow_cc"
     cc.write_text(
-        '#!/bin/sh\n[ "$1" = --version ] && echo slow 1 && exit\n'
-        f"echo $$ > {note}.new; mv {note}.new {note}\nexec sleep 1000\n"
+        f'#!/bin/sh\n[ "$1" = --version ] && echo slow 1 && exit\necho $$ > {note}.new; mv {note}.new {note}\nexec sleep 1000\n'
     )
     cc.chmod(0o755)
     monkeypatch.setenv("CC", str(cc))
@@ -191,9 +188,7 @@ def test_real_kernels_on_strided_inputs(other_setup: Setups) -> None:
     fusion = Fusion(trace(norm_split, args).chain)
     with Worker(setup) as worker:
         for nodes in dict.fromkeys([*fusion.fused(), *fusion.unfused()]):
-            answer = worker.request(
-                {"op": "segment", "nodes": list(nodes), "kind": "eager", "knobs": {}, "budget_s": 0.01}
-            )
+            answer = worker.request({"op": "segment", "nodes": list(nodes), "kind": "eager", "knobs": {}, "budget_s": 0.01})
             assert answer["status"] == "ok", (nodes, answer)
         answer = worker.request({"op": "config", "plan": str(Plan(())), "schedules": [], "budget_s": 0.01})
         assert answer["status"] == "ok", answer

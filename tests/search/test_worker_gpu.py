@@ -117,8 +117,6 @@ def test_ceilings_and_protocols() -> None:
     assert 1e11 < c.bandwidth < 2e13 and c.flops > 1e13
     x = torch.randn(2**20, device="cuda")
     for protocol in ("graph", "cold"):
-        one, two = time_runs(
-            [lambda _: x + 1, lambda _: (x + 1) * 2], "cuda:0", budget_s=0.05, protocol=protocol, rotate=1
-        )
+        one, two = time_runs([lambda _: x + 1, lambda _: (x + 1) * 2], "cuda:0", budget_s=0.05, protocol=protocol, rotate=1)
         print(protocol, one, two)
         assert one.median_us < two.median_us and one.samples >= 7

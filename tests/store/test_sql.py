@@ -103,9 +103,9 @@ def test_reading_works(store: Store) -> None:
     assert store.query(sql) == expected
     assert store.query(f"  -- a comment\n{sql} ;\n") == expected
     assert store.query(f"WITH x AS ({sql}) SELECT * FROM x") == expected
-    assert store.query("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 4) SELECT sum(i) FROM n")[
-        1
-    ] == [(10,)]
+    assert store.query("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 4) SELECT sum(i) FROM n")[1] == [
+        (10,)
+    ]
     assert store.query("SELECT message FROM trial WHERE message LIKE 'off%' AND message <> 'a;b'")[1] == [("off by 3 ulp",)]
     assert len(store.query(f"EXPLAIN {sql}")[1]) > 1
 
