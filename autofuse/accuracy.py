@@ -104,6 +104,12 @@ class Expected:
         last = (ULPS if self.dtype != torch.float64 else ULPS64) * ulp(
             torch.where(finite, o.abs(), 0.0).amax(-1, keepdim=True), self.dtype
         )
+        # one row is a small sample of eager's error: the relative error of nine rows in ten counts for every row
+        size = torch.where(finite, o.abs(), 0.0).amax(-1, keepdim=True)
+        relative = (worst / size).nan_to_num(0.0, 0.0, 0.0)
+        if relative.numel() > 1:
+            at = max(0, -(-9 * relative.numel() // 10) - 1)
+            worst = torch.maximum(worst, relative.flatten().sort().values[at] * size)
         if o.shape[1] < ROW:
             worst = worst.clamp(min=floor)
         self.tolerance = 2 * worst + last

@@ -207,6 +207,24 @@ class Chain:
                 found.update(dict.fromkeys(dim_factors(d)[1]))
         return tuple(sorted(found, key=_symbol_order))
 
+    def at(self, sizes: Mapping[str, int]) -> Chain:
+        """The chain with these row symbols fixed: as it would be with those axes static."""
+
+        def fix(dim: Dim) -> Dim:
+            number, names = dim_factors(dim)
+            for n in names:
+                number *= sizes.get(n, 1)
+            return make_dim(number, [n for n in names if n not in sizes])
+
+        def leaf(arg: Arg) -> Arg:
+            return Size(fix(arg.dim)) if isinstance(arg, Size) else arg
+
+        values = [
+            Value(v.op, map_arg(v.args, leaf), tuple((k, map_arg(a, leaf)) for k, a in v.kwargs), tuple(map(fix, v.shape)), v.dtype)
+            for v in self.values
+        ]
+        return Chain.build(values, self.outputs)
+
     # ---- structure, key, JSON
 
     @cached_property

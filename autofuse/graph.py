@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from . import ops
-from .chain import INPUT, Arg, Chain, Dim, Dtype, Ref, Size, Value, make_dim, map_arg
+from .chain import INPUT, Arg, Chain, Dim, Dtype, Ref, Size, Value, dim_factors, make_dim, map_arg
 from .errors import TraceError, UnsupportedOp
 
 aten = torch.ops.aten
@@ -185,6 +185,12 @@ class Reader:
     def drop_unused(self, chain: Chain, bindings: tuple[Binding, ...]) -> Traced:
         """An argument that is not read is no input; the row symbols that only it names go with it."""
         used = {i for i in range(chain.num_inputs) if chain.users[i] or i in chain.outputs}
+        named = {s for i in used for d in chain.values[i].shape for s in dim_factors(d)[1]}
+        for i in range(chain.num_inputs):  # one that is read for its shape only stays, for the row count that it carries
+            mine = {s for d in chain.values[i].shape for s in dim_factors(d)[1]}
+            if i not in used and mine - named and mine & _symbols_of(chain):
+                used.add(i)
+                named |= mine
         order = [i for i in range(len(chain.values)) if i >= chain.num_inputs or i in used]
         number = {old: new for new, old in enumerate(order)}
 
@@ -320,6 +326,10 @@ class Reader:
                 f"{name} in {self.name}{at_line(_line(node))} makes a number of a tensor's value, which a chain cannot depend "
                 "on: keep it as a 0-d tensor"
             )
+        if target._schema.returns and target._schema.returns[0].alias_info is not None:
+            raise UnsupportedOp(
+                f"{name} in {self.name}{at_line(_line(node))} gives a view that is no index map yet: use reshape, transpose, slices"
+            )
         if not isinstance(value, torch.Tensor):
             raise UnsupportedOp(
                 f"{name} in {self.name}{at_line(_line(node))} gives {type(value).__name__}: no kernel kind lowers it yet; "
@@ -358,13 +368,13 @@ class Reader:
         return self._reshape(node, bound)
 
     op_reshape = op__unsafe_view = op_unflatten = op_flatten = op_squeeze = op_unsqueeze = _reshape
-    op_view_as = op_reshape_as = _reshape
+    op_view_as = op_reshape_as = op_ravel = _reshape
 
     def _identity(self, node: torch.fx.Node, bound: dict[str, Any]) -> int:
         return int(self.of[next(iter(bound.values()))])
 
     op_detach = op_alias = op_lift_fresh = op_lift_fresh_copy = op_conj = op_resolve_conj = op_resolve_neg = _identity
-    op_positive = _identity
+    op_positive = op_real = _identity
 
     def op_contiguous(self, node: torch.fx.Node, bound: dict[str, Any]) -> int:
         source = self.of[bound["self"]]
@@ -390,9 +400,11 @@ class Reader:
         n = len(self.values[source].shape)
         order = list(range(n))
         if n:
-            a, b = bound["dim0"] % n, bound["dim1"] % n
+            a, b = (bound[k] % n for k in (("dim0", "dim1") if "dim0" in bound else ("axis0", "axis1")))
             order[a], order[b] = order[b], order[a]
         return self._permuted(node, source, order)
+
+    op_swapaxes = op_swapdims = op_transpose
 
     def _t(self, node: torch.fx.Node, bound: dict[str, Any]) -> int:
         source = self.of[bound["self"]]
@@ -402,7 +414,7 @@ class Reader:
             order[-1], order[-2] = order[-2], order[-1]
         return self._permuted(node, source, order)
 
-    op_t = op_numpy_T = op_mT = op_matrix_H = _t
+    op_t = op_numpy_T = op_mT = op_matrix_H = op_adjoint = op_mH = _t
 
     def op_movedim(self, node: torch.fx.Node, bound: dict[str, Any]) -> int:
         source = self.of[bound["self"]]
@@ -413,6 +425,8 @@ class Reader:
         rest = iter([d for d in range(n) if d not in src])
         place = dict(zip(dst, src, strict=True))
         return self._permuted(node, source, [place[i] if i in place else next(rest) for i in range(n)])
+
+    op_moveaxis = op_movedim
 
     def op_expand(self, node: torch.fx.Node, bound: dict[str, Any]) -> int:
         source = self.of[bound["self"]]
@@ -510,8 +524,8 @@ class Reader:
 
     def _cat(self, node: torch.fx.Node, parts: Sequence[int], dim: int, dtype: torch.dtype) -> int:
         shape = self.shape(node)
-        if len(parts) == 1:
-            return parts[0]
+        if len(parts) == 1:  # a copy, as eager's is
+            return self.add(node, "aten.clone.default", (Ref(parts[0]),), self.values[parts[0]].shape, dtype)
         if any(not isinstance(self.values[p].shape[dim], int) for p in parts):
             raise UnsupportedOp(f"cat in {self.name}{at_line(_line(node))} joins leading axes: join them outside the function")
         return self.add(node, "aten.cat.default", (tuple(Ref(p) for p in parts), dim), shape, dtype)
@@ -540,7 +554,10 @@ class Reader:
     def _cast(self, node: torch.fx.Node, bound: dict[str, Any]) -> int:
         source = self.of[bound["self"]]
         dtype = node.meta["val"].dtype
-        if ops.STORAGE.get(dtype) == self.values[source].dtype and self.values[self.root[source]].op == INPUT:
+        same = ops.STORAGE.get(dtype) == self.values[source].dtype
+        if same and (bound.get("copy") or node.target is aten._to_copy.default):
+            return self.add(node, "aten.clone.default", (Ref(source),), self.values[source].shape, dtype)
+        if same and self.values[self.root[source]].op == INPUT:
             return int(source)  # eager returns the tensor itself, and an input's values are of that dtype already
         if dtype not in ops.STORAGE:
             raise UnsupportedOp(f"{node.target} in {self.name}{at_line(_line(node))} casts to {dtype}: no kernel holds that type")
@@ -594,6 +611,11 @@ class Reader:
 
     def op_std_mean(self, node: torch.fx.Node, bound: dict[str, Any]) -> list[int]:
         return self._pair(node, bound, ["std", "mean"])
+
+
+def _symbols_of(chain: Chain) -> set[str]:
+    """The row symbols that the operations' shapes name."""
+    return {s for i in chain.nodes for d in chain.values[i].shape for s in dim_factors(d)[1]}
 
 
 def _sizes(arg: Arg) -> Arg:

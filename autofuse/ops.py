@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .errors import UnsupportedOp
+
 if TYPE_CHECKING:
     from .kernels.expr import Builder, Expr
 
@@ -76,39 +78,71 @@ def _one(b: Builder, x: Expr, value: float = 1.0) -> Expr:
     return b.const(value, x.dtype)
 
 
+def _divisor(b: Builder, x: Expr, y: Expr) -> None:
+    """An integer divisor must be a number other than 0 and -1: by 0 eager raises, and a kernel would end the process."""
+    if x.dtype.startswith("int") and b.number(y) in (None, 0, -1):
+        raise UnsupportedOp("integer division by a tensor, by 0 or by -1 has no kernel: divide floats, or by a number")
+
+
+def _fmod(b: Builder, x: Expr, y: Expr) -> Expr:
+    _divisor(b, x, y)
+    return b("fmod", x, y)
+
+
+def _adjusts(b: Builder, r: Expr, y: Expr) -> Expr:
+    """Where a truncated remainder has the other sign than the divisor, so that the floored one differs."""
+    zero = _one(b, r, 0)
+    return b("and", b("ne", r, zero), b("ne", b("lt", r, zero), b("lt", y, zero)))
+
+
 def _remainder(b: Builder, x: Expr, y: Expr) -> Expr:
-    r = b("fmod", x, y)
-    zero = _one(b, x, 0)
-    differs = b("ne", b("lt", r, zero), b("lt", y, zero))
-    return b("where", b("and", b("ne", r, zero), differs), b("add", r, y), r)
+    r = _fmod(b, x, y)
+    return b("where", _adjusts(b, r, y), b("add", r, y), r)
 
 
 def _div(b: Builder, x: Expr, y: Expr, rounding_mode: str | None = None) -> Expr:
     if rounding_mode is None:
         return b("div", x, y)
-    if rounding_mode == "trunc":
-        return b("div", x, y) if x.dtype.startswith("int") else b("trunc", b("div", x, y))
     if x.dtype.startswith("int"):
-        return b("div", b("sub", x, _remainder(b, x, y)), y)
-    exact = b("div", b("sub", x, _remainder(b, x, y)), y)
-    return b("where", b("eq", y, _one(b, y, 0)), b("div", x, y), b("round_even", exact))
+        _divisor(b, x, y)
+        return b("div", x, y) if rounding_mode == "trunc" else b("div", b("sub", x, _remainder(b, x, y)), y)
+    if rounding_mode == "trunc":
+        return b("trunc", b("div", x, y))
+    # as eager: the quotient without the remainder, one less where signs differ, then put on a whole number
+    r = b("fmod", x, y)
+    q = b("div", b("sub", x, r), y)
+    q = b("where", _adjusts(b, r, y), b("sub", q, _one(b, q)), q)
+    whole = b("floor", q)
+    whole = b("where", b("lt", _one(b, q, 0.5), b("sub", q, whole)), b("add", whole, _one(b, q)), whole)
+    exact = b("div", x, y)
+    whole = b("where", b("eq", q, _one(b, q, 0)), _copysign(b, _one(b, q, 0), exact), whole)
+    return b("where", b("eq", y, _one(b, y, 0)), exact, whole)
+
+
+def _power(b: Builder, x: Expr, n: int) -> Expr:
+    """x to a whole power of at least 1, by squaring."""
+    made, power = None, x
+    while n:
+        if n & 1:
+            made = power if made is None else b("mul", made, power)
+        power, n = b("mul", power, power), n >> 1
+    assert made is not None
+    return made
 
 
 def _pow(b: Builder, x: Expr, y: Expr) -> Expr:
     n = b.number(y)
+    if x.dtype.startswith("int"):
+        if n is None or n < 0 or n > 64:
+            raise UnsupportedOp("an integer power by a tensor, or by less than 0 or more than 64, has no kernel: cast to a float")
+        return _power(b, x, int(n)) if n else _one(b, x)
     if n is not None and not isinstance(n, bool):
         if n == 0.5:
             return b("sqrt", x)
         if n == -0.5:
             return b("rsqrt", x)
-        if n == int(n) and 1 <= abs(n) <= 8 if math.isfinite(n) else False:
-            made, power, k = None, x, int(abs(n))
-            while k:  # square and multiply
-                if k & 1:
-                    made = power if made is None else b("mul", made, power)
-                power = b("mul", power, power)
-                k >>= 1
-            assert made is not None
+        if math.isfinite(n) and n == int(n) and 1 <= abs(n) <= 8:
+            made = _power(b, x, int(abs(n)))
             return made if n > 0 else b("div", _one(b, x), made)
         if n == 0:
             return _one(b, x)
@@ -208,7 +242,7 @@ _op("mul multiply", lower=lambda b, x, y: b("and", x, y) if x.dtype == "bool" el
 _op("div true_divide divide", lower=_div)
 _op("floor_divide", lower=lambda b, x, y: _div(b, x, y, "floor"), rounds=True)
 _op("remainder", lower=_remainder, rounds=True, flops=8)
-_op("fmod", lower=_same("fmod"), rounds=True, flops=8)
+_op("fmod", lower=_fmod, rounds=True, flops=8)
 _op("neg negative", lower=_same("neg"))
 _op("abs absolute", lower=_same("abs"))
 _op("reciprocal", lower=lambda b, x: b("div", _one(b, x), x))

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
@@ -60,13 +61,25 @@ def _row_vectors(args: Sequence[Any]) -> list[frozenset[int]]:
 def _trace_ones(fn: Callable[..., Any], args: Sequence[Any], ones: bool | None, vectors: frozenset[int]) -> Traced:
     if ones is not None:
         return _trace(fn, args, ones, vectors)
-    if not any(isinstance(a, torch.Tensor) and 1 in a.shape[:-1] for a in args):
+    if not any(isinstance(a, torch.Tensor) and any(n <= 1 for n in a.shape[:-1]) for a in args):
         return _trace(fn, args, False, vectors)
     try:
         traced = _trace(fn, args, False, vectors)
     except TraceError:
         return _trace(fn, args, True, vectors)
-    return traced if sizes_of(traced, args) is not None else _trace(fn, args, True, vectors)
+    sizes = sizes_of(traced, args)
+    if sizes is None:
+        return _trace(fn, args, True, vectors)
+    # a symbol stands for 2 rows or more, and a comparison with 1 (or a squeeze) leaves no guard: with 0 or 1 row the
+    # function is traced as it is there too, and the rows' chain serves only where it is the same
+    few = {s: n for s, n in sizes.items() if n <= 1}
+    try:
+        fixed = _trace(fn, args, True, vectors)
+    except TraceError:
+        if 0 in few.values():  # views of no elements are ambiguous; nothing is computed from them
+            return traced
+        raise
+    return traced if traced.chain.at(few) == fixed.chain else fixed
 
 
 def sizes_of(traced: Traced, args: Sequence[Any]) -> dict[str, int] | None:
@@ -102,7 +115,7 @@ def _fake_args(
             raise TraceError(f"argument {k} has dtype {arg.dtype}: autofuse takes {', '.join(ops.STORAGE.values())}")
         dims: list[Any] = []
         for axis, n in enumerate(arg.shape):
-            if (axis == arg.dim() - 1 and k not in vectors) or (ones and n == 1):
+            if (axis == arg.dim() - 1 and k not in vectors) or (ones and n <= 1):
                 dims.append(int(n))
                 continue
             source = ConstantSource(f"arg{k}_axis{axis}")
@@ -115,6 +128,13 @@ def _fake_args(
 
 
 _LAYOUT = (torch.Tensor.is_contiguous, torch.Tensor.stride, torch.Tensor.storage_offset, torch.Tensor.data_ptr)
+
+
+_PRODUCTS = {
+    "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "linear", "bilinear", "einsum",
+    "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention", "tensordot", "inner", "outer", "chain_matmul",
+}  # fmt: skip
+_VALUES = {"item", "tolist", "__float__", "__int__", "__bool__", "__index__", "numpy"}
 
 
 def _called_by_user(frame: FrameType | None) -> bool:
@@ -133,6 +153,16 @@ class _Lines(TorchFunctionMode):
         if frame is not None:
             fx_traceback.current_meta["stack_trace"] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         asked = getattr(func, "__name__", "")
+        if asked in _PRODUCTS:
+            raise UnsupportedOp(
+                f"{asked}{at_line(fx_traceback.current_meta.get('stack_trace', ''))} is a matrix product, and no kernel kind makes "
+                "one yet: keep it outside the function"
+            )
+        if asked in _VALUES and args and isinstance(args[0], torch.Tensor) and not isinstance(args[0], FakeTensor):
+            raise TraceError(
+                f"{asked}{at_line(fx_traceback.current_meta.get('stack_trace', ''))} makes a number of a tensor that the function "
+                "closes over, which would be frozen: keep it as a 0-d tensor"
+            )
         if func in _LAYOUT and _called_by_user(sys._getframe(1)):
             raise TraceError(
                 f"{asked}{at_line(fx_traceback.current_meta.get('stack_trace', ''))} asks how a tensor lies in memory: one "
@@ -141,6 +171,19 @@ class _Lines(TorchFunctionMode):
         if func is torch.Tensor.contiguous and len(args) == 1 and not kwargs:
             return aten.contiguous.default(args[0])  # the method skips it, since fakes are; the arguments need not be
         return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What torch logs and warns while a trace fails is not the user's: our error says it in one sentence."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _trace(fn: Callable[..., Any], args: Sequence[Any], ones: bool, vectors: frozenset[int] = frozenset()) -> Traced:
@@ -160,8 +203,7 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], ones: bool, vectors: fro
 
     name = getattr(fn, "__name__", type(fn).__name__)
     try:
-        with mode, torch.no_grad(), warnings.catch_warnings(), fx_traceback.preserve_node_meta(), _Lines():
-            warnings.simplefilter("ignore")
+        with mode, torch.no_grad(), _quiet(), fx_traceback.preserve_node_meta(), _Lines():
             gm = make_fx(flat, pre_dispatch=True, _allow_non_fake_inputs=True)(*[fakes[k] for k in tensors])
     except AutofuseError:
         raise

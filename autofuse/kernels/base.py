@@ -102,11 +102,12 @@ class Source:
     num_warps: int = 4
     num_stages: int = 1
     threads: int = 1
+    fuse_products: bool = True
 
     @property
     def hash(self) -> str:
         """32 hex digits that name the compiled kernel: source, and what the compiler is told beside it."""
-        told = repr((self.target, self.text, self.entry, self.num_warps, self.num_stages))
+        told = repr((self.target, self.text, self.entry, self.num_warps, self.num_stages, self.fuse_products))
         return hashlib.sha256(told.encode()).hexdigest()[:32]
 
 

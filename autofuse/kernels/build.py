@@ -27,7 +27,19 @@ from typing import Any
 from ..errors import BuildError
 from .base import Source
 
-_FLAGS = ("-O3", "-std=gnu11", "-fopenmp", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-w")
+_FLAGS = (
+    "-O3",
+    "-std=gnu11",
+    "-fopenmp",
+    "-fPIC",
+    "-shared",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-w",
+    # x * w fused into x * w - max is not the product that the maximum was taken of: a softmax would not reach 1
+    "-ffp-contract=off",
+    "-fwrapv",  # integers wrap around, as eager's do
+)
 _loaded: dict[str, Any] = {}
 _lock = threading.Lock()
 

@@ -36,6 +36,11 @@ AF_VECTOR(log) AF_VECTOR(log2) AF_VECTOR(exp2) AF_VECTOR(sin) AF_VECTOR(cos) AF_
 AF_SIMD double exp(double);
 #endif
 #define AF static inline __attribute__((always_inline))
+#ifdef __FP_FAST_FMAF
+#define AF_FMA(a, b, c) __builtin_fmaf(a, b, c)
+#else
+#define AF_FMA(a, b, c) ((a) * (b) + (c))
+#endif
 
 AF uint32_t af_bits(float x) { uint32_t b; memcpy(&b, &x, 4); return b; }
 AF float af_float(uint32_t b) { float x; memcpy(&x, &b, 4); return x; }
@@ -94,15 +99,15 @@ AF uint8_t af_to_e5m2(float x) {
 AF float af_exp(float x) {
   float c = x < -104.0f ? -104.0f : x;
   c = c > 89.0f ? 89.0f : c;
-  float n = (c * 1.44269504f + 12582912.0f) - 12582912.0f;
-  float r = (c - n * 0.693359375f) + n * 2.12194440e-4f;
+  float n = AF_FMA(c, 1.44269504f, 12582912.0f) - 12582912.0f;
+  float r = AF_FMA(n, 2.12194440e-4f, AF_FMA(n, -0.693359375f, c));
   float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  float y = (p * r) * r + r + 1.0f;
+  p = AF_FMA(p, r, 1.3981999507e-3f);
+  p = AF_FMA(p, r, 8.3334519073e-3f);
+  p = AF_FMA(p, r, 4.1665795894e-2f);
+  p = AF_FMA(p, r, 1.6666665459e-1f);
+  p = AF_FMA(p, r, 5.0000001201e-1f);
+  float y = AF_FMA(p * r, r, r) + 1.0f;
   int32_t k = (int32_t)n, h = k >> 1;
   return (y * af_float((uint32_t)(h + 127) << 23)) * af_float((uint32_t)(k - h + 127) << 23);
 }
@@ -110,12 +115,12 @@ AF float af_exp(float x) {
 AF float af_exp_fast(float x) {
   float c = x < -87.3f ? -87.3f : x;
   c = c > 88.7f ? 88.7f : c;
-  float n = (c * 1.44269504f + 12582912.0f) - 12582912.0f;
-  float r = c - n * 0.693147182f;
+  float n = AF_FMA(c, 1.44269504f, 12582912.0f) - 12582912.0f;
+  float r = AF_FMA(n, -0.693147182f, c);
   float p = 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  float y = (p * r) * r + r + 1.0f;
+  p = AF_FMA(p, r, 1.6666665459e-1f);
+  p = AF_FMA(p, r, 5.0000001201e-1f);
+  float y = AF_FMA(p * r, r, r) + 1.0f;
   y = y * af_float((uint32_t)((int32_t)n + 126) << 23) * 2.0f;
   y = x > 88.72f ? INFINITY : y;
   return x < -87.3f ? 0.0f : y;

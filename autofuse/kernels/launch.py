@@ -89,9 +89,13 @@ class Kernel:
         grid = self.grid(scalars, outputs, sizes)
         if not all(grid):
             return _nothing
-        jit, reads, warps, stages = self.loaded[grid], self.source.inputs, self.source.num_warps, self.source.num_stages
+        jit, reads = self.loaded[grid], self.source.inputs
+        options = {
+            "num_warps": self.source.num_warps, "num_stages": self.source.num_stages,
+            "enable_fp_fusion": self.source.fuse_products,
+        }  # fmt: skip
 
         def launch(ins: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
-            jit(*[ins[k] for k in reads], *outs, *scalars, num_warps=warps, num_stages=stages)
+            jit(*[ins[k] for k in reads], *outs, *scalars, **options)
 
         return launch

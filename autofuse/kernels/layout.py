@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ..chain import Dim, dim_value
+from ..errors import Infeasible
 from .expr import Access, Expr, walk
 from .lower import Lowered
 
@@ -221,7 +222,8 @@ class Addressing:
                 continue
             factor, arg = self._stride_arg(operand, d)
             for a, (k, symbols) in mine:
-                assert not symbols, "a column has no row symbol"
+                if symbols:
+                    raise Infeasible("a column axis that strides over rows")
                 if factor:
                     cols.append((a, k * factor, arg))
             if i.const and factor:

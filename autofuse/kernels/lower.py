@@ -214,6 +214,12 @@ class Lowered:
         kwargs = {k: operand(a, False) for k, a in v.kwargs if not isinstance(a, Dtype)}
         if v.name == "round" and (len(v.args) > 1 or kwargs.get("decimals")):
             raise UnsupportedOp("round to decimals is not lowered: scale, round and scale back")
+        if v.name == "nan_to_num" and "float" in v.dtype:  # eager's limits are those of the tensor's own dtype
+            top = float(torch.finfo(ops.TORCH[v.dtype]).max)
+            for k, (name, limit) in enumerate((("posinf", top), ("neginf", -top))):
+                if (len(args) <= 2 + k or args[2 + k] is None) and kwargs.get(name) is None:
+                    kwargs[name] = b.const(limit, target)
+            args = [a for k, a in enumerate(args) if k < 2 or a is not None]
         assert entry.lower is not None
         try:
             e = entry.lower(b, *args, **kwargs)
@@ -443,6 +449,8 @@ class Lowered:
             e = b.cast(e, out)
             if name == "prod":
                 return self._over("prod", e, over)
+            if name == "mean" and self._with_variance(v) and out in FLOATS:
+                return self._mean(e, over, n)
             made = self._over("sum", e, over)
             return made if name == "sum" else b("mul", made, b.const(_ratio(1, n), out))
         if name in ("any", "all"):
@@ -461,8 +469,7 @@ class Lowered:
             given = dict(v.kwargs)
             correction = given.get("correction", v.args[2] if len(v.args) > 2 else 1)
             correction = 1 if correction is None else correction
-            mean = b("mul", self._over("sum", e, over), b.const(_ratio(1, n), out))
-            d = b("sub", e, mean)
+            d = b("sub", e, self._mean(e, over, n))
             squares = self._over("sum", b("mul", d, d), over)
             made = b("mul", squares, b.const(_ratio(1, max(0, n - correction)), out))
             return b("sqrt", made) if name == "std" else made
@@ -485,6 +492,18 @@ class Lowered:
                 return self._over("sum", b.cast(b("ne", e, b.const(0, out)), out), over)
             return b("pow", self._over("sum", b("pow", e, b.const(p, out)), over), b.const(1 / p, out))
         raise UnsupportedOp(f"{v.op} is not lowered by any kernel kind yet")
+
+    def _mean(self, e: Expr, over: frozenset[str], n: int) -> Expr:
+        """The mean; in exact mode with what is left of its rounding error added, as a row with a large offset needs."""
+        b = self.b
+        share = b.const(_ratio(1, n), e.dtype)
+        mean = b("mul", self._over("sum", e, over), share)
+        rest = b("mul", self._over("sum", b("sub", e, mean), over), share)
+        return b.make("by_mode", (b("add", mean, rest), mean), None, e.dtype)
+
+    def _with_variance(self, v: Value) -> bool:
+        """Whether a variance of the same values is taken: then the mean is a norm's, and is subtracted."""
+        return any(w.name in ("var", "std") and w.refs[:1] == v.refs[:1] for w in self.values)
 
     def _key(self, e: Expr, which: str) -> Expr:
         """A signed integer that orders as the float does, with NaN beyond every number: so NaN propagates and the
@@ -526,6 +545,8 @@ class Lowered:
         source = v.refs[0]
         drop = self._reduced(v)
         place = axis_index([a for d in drop for a in self.names[source][d]], self.extents)
+        if e.dtype in FLOATS:
+            e = b("add", e, b.const(0.0, e.dtype))  # -0.0 becomes 0.0: the two are equal, and the first one is chosen
         key = self._key(e, which) if e.dtype in FLOATS else b.cast(e, "int32") if e.dtype == "bool" else e
         best = self._over(which, key, over)
         n = static_size(total([a for d in drop for a in self.names[source][d]], self.extents))

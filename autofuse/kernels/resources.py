@@ -53,7 +53,7 @@ def compile_for(source: Source, low: Lowered, arch: int, cache: Path, aligned: b
     try:
         return triton.compile(
             ASTSource(function, signature, {}, attrs), target=GPUTarget("cuda", arch, 32),
-            options={"num_warps": source.num_warps, "num_stages": source.num_stages},
+            options={"num_warps": source.num_warps, "num_stages": source.num_stages, "enable_fp_fusion": source.fuse_products},
         )  # fmt: skip
     except Exception as e:
         raise BuildError(

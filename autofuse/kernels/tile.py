@@ -268,7 +268,7 @@ class Tiles:
             grid = ("rows", self.rows, 1)
         return Source(
             "cuda", text, "kernel", tuple(args.values()), grid, numbers, int(self.knobs["num_warps"]),
-            int(self.knobs.get("num_stages", 1)),
+            int(self.knobs.get("num_stages", 1)), fuse_products=self.math == "fast",
         )  # fmt: skip
 
 

@@ -61,7 +61,9 @@ def compile_triton(
         return {}
     s = kernel.source
     grid = kernel.grid(scalars, outputs, sizes)
-    made = kernel.loaded.warmup(*tensors, *outputs, *scalars, grid=grid, num_warps=s.num_warps, num_stages=s.num_stages)
+    made = kernel.loaded.warmup(
+        *tensors, *outputs, *scalars, grid=grid, num_warps=s.num_warps, num_stages=s.num_stages, enable_fp_fusion=s.fuse_products
+    )
     return facts([made]) if made is not None else {}
 
 
