@@ -1,4 +1,5 @@
 # Everything is set up in .venv by the first target that needs it, and again when the dependencies change.
+# The pinned torch is a large download. PYTHON=python3.12 chooses the interpreter of a new .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,6 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: $(STAMP)
 	$(BIN)/python -m examples.demo
 
+# As root, with_postgres.sh may install PostgreSQL by apt; without one its tests are skipped.
 test: lint
 	tests/with_postgres.sh $(BIN)/python -m pytest
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m interpret

@@ -108,7 +108,7 @@ class Expected:
         size = torch.where(finite, o.abs(), 0.0).amax(-1, keepdim=True)
         relative = (worst / size).nan_to_num(0.0, 0.0, 0.0)
         if relative.numel() > 1:
-            at = max(0, -(-9 * relative.numel() // 10) - 1)
+            at = max(0, 9 * relative.numel() // 10 - 1)
             worst = torch.maximum(worst, relative.flatten().sort().values[at] * size)
         if o.shape[1] < ROW:
             worst = worst.clamp(min=floor)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from . import settings, tables
+from . import tables
 from .errors import AutofuseError, InputError
 
 if TYPE_CHECKING:
@@ -102,8 +102,10 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Tune a function, or a job file of many, and print what was found."""
+    from .doctor import database_url
+
     wanted = _job(target, arg or [], axis or [], dtype or [], job)
-    url = settings.store_url(store) if store else settings.read().store
+    url = database_url(store)
     rows, failed = _run(wanted, url, device, trials, seconds, seed)
     if rows or not failed:
         tables.show_tuned(rows, as_json)
@@ -121,7 +123,9 @@ def _job(target: str | None, args: list[str], axes: list[str], dtypes: list[str]
     from . import inputs
     from .job import DTYPE, Job, Request, load
 
-    if (target is None) == (file is None):
+    if target is not None and file is not None:
+        raise InputError("name a function or a job file with --job, not both")
+    if target is None and file is None:
         raise InputError("name a function (path.py:function or module:function), or a job file with --job FILE")
     if file is not None:
         for option, given in (("--arg", args), ("--axis", axes), ("--dtype", dtypes)):
@@ -161,6 +165,10 @@ def _run(job: Job, url: str, device: str | None, trials: int | None, seconds: fl
     from .device import parse_device
 
     place = str(parse_device(device or job.device))
+    if place == "cpu":
+        from .kernels import build
+
+        build.compiler()  # without one nothing could be built: a BuildError says what to do
     prepared = [(request, *_prepare(request, place, seed)) for request in job.requests]  # bad input is told at once
     from . import tune as search
     from .errors import TraceError
@@ -176,15 +184,31 @@ def _run(job: Job, url: str, device: str | None, trials: int | None, seconds: fl
                     seconds=seconds or request.seconds, seed=seed, progress=report, name=request.name,
                 )  # fmt: skip
             except (TraceError, InputError) as error:
+                told = f"{request.where}{error}{_hint(request) if isinstance(error, TraceError) and 'size' in str(error) else ''}"
                 if len(prepared) == 1:
-                    raise type(error)(f"{request.where}{error}") from error
-                report.note(f"autofuse: {request.where}{error}")
+                    raise type(error)(told) from error
+                report.note(f"autofuse: {told}")
                 failed = True
                 continue
             rows += result.rows
             if any(row.state == "interrupted" for row in result.rows):
                 break
     return rows, failed
+
+
+def _hint(request: Request) -> str:
+    """Beside an error of the trace: arguments of an extent that no other has may have been meant as Python numbers."""
+    from . import functions
+    from .inputs import TensorSpec
+
+    tensors = {key: spec for key, spec in request.args if isinstance(spec, TensorSpec)}
+    known = {n for _, values in request.axes for n in values}
+    hints = []
+    for key, spec in tensors.items():
+        others = known.union(*(other.dims for name, other in tensors.items() if name != key))
+        if functions.whole_number(spec) and spec.dims[0] not in others and spec.dims[0] != 1:
+            hints.append(f" (if {key} is a number: {functions.number_hint(key, spec)})")
+    return "".join(hints)
 
 
 def _prepare(request: Request, device: str, seed: int) -> tuple[Any, Any]:
@@ -203,9 +227,10 @@ def _prepare(request: Request, device: str, seed: int) -> tuple[Any, Any]:
 
 
 def _reading(store: str | None) -> Store:
+    from .doctor import database_url
     from .store.store import Store
 
-    return Store.open(settings.store_url(store) if store else settings.read().store, read_only=True)
+    return Store.open(database_url(store), read_only=True)
 
 
 @app.command()
@@ -236,7 +261,7 @@ def show(
     store: StoreUrl = None,
     as_json: Json = False,
 ) -> None:
-    """All about one trial: times, errors, knobs, the run and the environment."""
+    """All about one trial: times, errors, knobs, its run."""
     with _reading(store) as opened:
         tables.show_record(opened.show_trial(trial), as_json)
 

@@ -6,14 +6,17 @@ prepared under a lock: trace, look up, build. Nothing here imports the search, O
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
+import sys
 import threading
-import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
 import torch
+from torch.autograd import forward_ad
 
 from . import accuracy, capture, cost, settings
 from .errors import InputError, LaunchError
@@ -89,6 +92,45 @@ def _meta(t: torch.Tensor) -> tuple[Any, ...]:
     return (t.dtype, t.shape, t.stride(), t.data_ptr() & 15, t.device)
 
 
+def _watched() -> bool:
+    """Whether something looks on that must see the function's own operations: autocast, a transform, forward-mode
+    gradients, a tracer, a dispatch mode."""
+    return (
+        torch._C._is_any_autocast_enabled()
+        or torch._C._functorch.maybe_current_level() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+def _spelled(a: Any, name: str) -> tuple[Any, ...]:
+    """An argument that is no tensor, as part of a key: numbers by spelling (1 is not 1.0), objects by identity."""
+    if a is None or isinstance(a, (bool, int, float, str, torch.dtype)):
+        return type(a), repr(a)
+    if isinstance(a, tuple) and all(x is None or isinstance(x, (bool, int, float, str)) for x in a):
+        return tuple, repr(a)
+    if isinstance(a, (list, dict, set, tuple)):
+        raise InputError(
+            f"{name} got an argument that is a {type(a).__name__}, no tensor and no number: pass tensors and numbers only"
+        )
+    return type(a), id(a)
+
+
+class BoundMethod:
+    """A fused method of an object: called and explained without naming the object again."""
+
+    def __init__(self, fused: Fused, instance: Any) -> None:
+        self._fused, self.__self__ = fused, instance
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._fused(self.__self__, *args, **kwargs)
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """What a call with these arguments runs, and why."""
+        return self._fused.explain(self.__self__, *args, **kwargs)
+
+
 class Fused:
     """A function with its tuned kernels. Call it like the function; see `explain` for what a call runs."""
 
@@ -110,7 +152,17 @@ class Fused:
         self._disabled: bool | None = None
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
+        return self if instance is None else BoundMethod(self, instance)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Fused:
+        return Fused(self.fn, self._store, self.name)
+
+    def __reduce__(self) -> Any:
+        """A decorated function is pickled by name, as a plain one is; another by the function it was made of."""
+        found: Any = sys.modules.get(self.fn.__module__)
+        for part in getattr(self.fn, "__qualname__", "").split("."):
+            found = getattr(found, part, None)
+        return self.fn.__qualname__ if found is self else (Fused, (self.fn, self._store, self.name))
 
     def __repr__(self) -> str:
         return f"<autofuse.fuse {self.name}>"
@@ -128,7 +180,7 @@ class Fused:
             self._configure()
         if self._disabled or torch.compiler.is_compiling():
             return self.fn(*args)
-        if torch._C._is_any_autocast_enabled() or torch._C._functorch.maybe_current_level() is not None:
+        if _watched():
             return self.fn(*args)
         key = []
         grad = torch.is_grad_enabled()
@@ -136,16 +188,13 @@ class Fused:
             if isinstance(a, torch.Tensor):
                 if (grad and a.requires_grad) or (type(a) is not torch.Tensor and type(a) is not torch.nn.Parameter):
                     return self.fn(*args)
+                if a.layout is not torch.strided or a.is_neg():
+                    return self.fn(*args)
                 key.append(_meta(a))
             else:
-                key.append((type(a), repr(a) if isinstance(a, float) else a))
+                key.append(_spelled(a, self.name))
         exact = tuple(key)
-        try:
-            call = self._calls.get(exact)
-        except TypeError:
-            raise InputError(
-                f"{self.name} got an argument that is no tensor and no number: pass tensors and numbers only"
-            ) from None
+        call = self._calls.get(exact)
         if call is None or not self._fresh(call, grad):
             return self._first(exact, args, grad)
         return self._run(call, args)
@@ -207,8 +256,8 @@ class Fused:
 
     def _trace(self, args: Sequence[Any]) -> tuple[Traced, Fusion, tuple[Any, ...], tuple[capture.Watch, ...]]:
         key = tuple(
-            (a.dtype, a.dim(), a.shape[-1] if a.dim() else 0, tuple(n == 1 for n in a.shape[:-1]), a.device)
-            if isinstance(a, torch.Tensor) else (type(a), repr(a) if isinstance(a, float) else a)
+            (a.dtype, a.dim(), a.shape[-1] if a.dim() else 0, tuple(min(n, 2) for n in a.shape[:-1]), a.device)
+            if isinstance(a, torch.Tensor) else _spelled(a, self.name)
             for a in args
         )  # fmt: skip
         found = self._traces.get(key)
@@ -220,6 +269,8 @@ class Fused:
             ]
             if all(same) and sizes_of(found[0], args) is not None:
                 return found
+        with contextlib.suppress(ValueError):  # a callable without a signature
+            inspect.signature(self.fn).bind(*args)  # a TypeError here is the caller's own
         watched = tuple(capture.watches(self.fn, args))
         traced = trace(self.fn, args)
         fusion = check(traced.chain, traced.lines, self.name)
@@ -262,18 +313,19 @@ class Fused:
         inputs = self._inputs(call, args)
         try:
             result = self._run(call, args)
-            if not call.checked:
+            if not call.checked and not call.program.checked:
                 problem = _disagreement(call, inputs)
                 if problem:
                     raise LaunchError(problem)
-                call.checked = True
+                call.checked = call.program.checked = True
             return result
         except Exception as e:  # a compiler's own errors too: Triton's are of many classes
             if call.program.device.type == "cuda" and "CUDA error" in str(e):
                 raise  # the context is lost: nothing that follows can be right
             warn_once(f"wrong {self.name}", f"{self.name} runs its eager function: its {call.choice.tier} kernel failed ({e})")
             assert self._lookup is not None
-            self._lookup.distrust(call.traced.chain.key, str(call.program.device))
+            assert call.workload is not None
+            self._lookup.distrust(call.workload.family, str(call.program.device), str(e))
             call.program = call.bound = None
             call.choice = Choice("eager", str(e), Plan(()))
             return self.fn(*args)

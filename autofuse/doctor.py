@@ -9,12 +9,13 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from . import settings
-from .errors import AutofuseError
+from .errors import AutofuseError, InputError
 from .version import __version__
 
 KERNEL = """#include <omp.h>
@@ -25,6 +26,8 @@ void kernel(long *count) {
   *count = n;
 }
 """
+SQLITE = b"SQLite format 3\0"
+"""How a database file begins; an empty file becomes one."""
 TARGETS = ("target cpu", "target cuda")
 
 
@@ -40,6 +43,21 @@ class Check:
 
 class _Missing(Exception):
     """What was found instead, and what to do."""
+
+
+def database_url(store: str | None) -> str:
+    """The URL of the database that the option or the environment names. Raises InputError for a file of another kind."""
+    from .store.sqlite import sqlite_path
+
+    url = settings.store_url(store) if store else settings.read().store
+    path = sqlite_path(url)
+    if path is not None:
+        head = b""
+        with suppress(OSError), path.open("rb") as file:  # opening the database says what is wrong with the place
+            head = file.read(len(SQLITE))
+        if head and head != SQLITE:
+            raise InputError(f"{path} is no database: name another file with {'--store' if store else 'AUTOFUSE_STORE'}")
+    return url
 
 
 def examine(store: str | None = None) -> tuple[Check, ...]:
@@ -143,7 +161,7 @@ def _gpu() -> str:
 
 
 def _store(url: str | None) -> str:
-    url = settings.store_url(url) if url else settings.read().store
+    url = database_url(url)
     from .store.engine import database_path, make_engine, where
     from .store.schema import check
     from .store.store import Store

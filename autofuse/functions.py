@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from .errors import InputError
-from .inputs import ArgSpec, ScalarSpec
+from .inputs import ArgSpec, ScalarSpec, TensorSpec
 
 
 def load_function(target: str, folder: Path) -> Callable[..., Any]:
@@ -105,5 +105,23 @@ def bind(fn: Callable[..., Any], args: Mapping[str, ArgSpec], how: str = "--arg"
             raise InputError(f"{key} of {name} can only be given by keyword: wrap it in a function where it need not be")
         order += [ScalarSpec(default) for default in waiting]
         waiting.clear()
-        order.append(args[key])
+        spec = args[key]
+        if parameter.annotation in NUMBERS and whole_number(spec):
+            raise InputError(f"{key} of {name} is a Python number: {number_hint(key, spec)}")
+        order.append(spec)
     return tuple(order)
+
+
+NUMBERS = (int, float, "int", "float")
+"""Annotations of a parameter that is no tensor."""
+
+
+def whole_number(spec: ArgSpec) -> bool:
+    """Whether an argument was written as one whole number, which is an extent."""
+    return isinstance(spec, TensorSpec) and spec.dtype is None and len(spec.dims) == 1 and isinstance(spec.dims[0], int)
+
+
+def number_hint(key: str, spec: ArgSpec) -> str:
+    """How a whole number is written that should be no extent."""
+    n = cast(TensorSpec, spec).dims[0]
+    return f"{key}={n} is a tensor of {n} elements, so write {key}={n}:int or {key}={n}.0"

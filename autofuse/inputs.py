@@ -30,6 +30,8 @@ SCALARS: dict[str, type[int | float]] = {"int": int, "float": float}
 INTEGER_RANGE = (0, 100)
 """Integers of an argument without a range of its own are drawn from here; the end is left out."""
 
+TOO_LARGE = ("alloc", "out of memory", "overflow", "too large")
+
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _DIM = re.compile(r"(?:(\d{1,12})\*)?([A-Za-z_]\w*)(?:/(\d{1,12}))?")
 
@@ -177,9 +179,11 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 def check_axes(args: Mapping[str, ArgSpec], axes: Mapping[str, Sequence[int]]) -> None:
     """Every axis that an argument names has values, and every axis with values is named. Raises InputError."""
     used = {axis: name for name, spec in args.items() if isinstance(spec, TensorSpec) for axis in spec.axes}
+    unused = [axis for axis in axes if axis not in used]
     for axis, name in used.items():
         if axis not in axes:
-            raise InputError(f"the axis {axis!r} of argument {name!r} has no values: give them, as in {axis}=16,2048")
+            typo = f" (no argument names {', '.join(map(repr, unused))}: is it a typo?)" if unused else ""
+            raise InputError(f"the axis {axis!r} of argument {name!r} has no values: give them, as in {axis}=16,2048{typo}")
     for axis in axes:
         if axis not in used:
             known = f"they name {', '.join(sorted(used))}" if used else "they name none"
@@ -245,11 +249,27 @@ def case_specs(args: Iterable[ArgSpec], axes: Mapping[str, Sequence[int]], dtype
 
 
 def make_tensor(spec: TensorSpec, sizes: Mapping[str, int], dtype: str, device: str, seed: int) -> torch.Tensor:
-    """A tensor of random values: floats N(0, 1), integers in INTEGER_RANGE, bools, or what the spec's range says."""
-    import torch
+    """A tensor of random values: floats N(0, 1), integers in INTEGER_RANGE, bools, or what the spec's range says.
 
+    Raises InputError for one that memory cannot hold.
+    """
     shape = [_extent(dim, sizes) for dim in spec.dims]
     name = spec.dtype or dtype
+    try:
+        return _random(spec, shape, name, device, seed)
+    except (RuntimeError, MemoryError, OverflowError, TypeError) as error:
+        # torch says in several ways and classes that a tensor is too large
+        if not isinstance(error, MemoryError | OverflowError) and not any(sign in str(error).lower() for sign in TOO_LARGE):
+            raise
+        told = ",".join(map(str, shape))
+        raise InputError(
+            f"an argument of {told} {name} does not fit into the memory of {device}: make its extents smaller"
+        ) from error
+
+
+def _random(spec: TensorSpec, shape: Sequence[int], name: str, device: str, seed: int) -> torch.Tensor:
+    import torch
+
     kind: torch.dtype = getattr(torch, name)
     generator = torch.Generator(device=device).manual_seed(seed)
     if name == "bool":

@@ -186,6 +186,8 @@ FORMS = {"function": "path.py:function or package.module:function"}
 def _explain(path: Path, text: str, error: dict[str, Any]) -> str:
     loc: Sequence[str | int] = [part for part in error["loc"] if part != "[key]"]
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
+    if error["type"] in ("missing", "too_short") and key == "tune":
+        return f"{path} names nothing to tune: write a table [[tune]] with function and args for each function"
     table = TABLES.get(str(loc[0]) if len(loc) > 1 else "", JobFile)
     message = MESSAGES.get(error["type"], error["msg"].removeprefix("Value error, ")).format(
         input=error["input"], known=", ".join(table.model_fields), form=FORMS.get(str(loc[-1]), "a name")

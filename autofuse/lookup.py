@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -45,6 +46,30 @@ class Choice:
     checked: bool = False
 
 
+class _Where:
+    """A call to choose for; how its values lie in memory is worked out only where it must be."""
+
+    def __init__(
+        self, fusion: Fusion, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int], work: WorkloadRecord,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        self.fusion, self.inputs, self.sizes, self.work, self.device = fusion, inputs, sizes, work, device
+
+    @cached_property
+    def layouts(self) -> Layouts:
+        """The layout of every value at this call."""
+        return Layouts(self.fusion, self.inputs, self.sizes)
+
+    @cached_property
+    def fast_key(self) -> tuple[Any, ...] | None:
+        """What decides the layout where every input's leading axes run on as one: then row counts do not matter, but for
+        those of 0 and 1. None where strides must be looked at."""
+        if not all(text.startswith("c:") for text in self.work.layouts):
+            return None
+        few = tuple(min(n, 2) for _, n in sorted(self.sizes.items()))
+        return self.work.family, few, str(self.device)
+
+
 class Lookup:
     """The configs of one function's calls, and the programs made of them."""
 
@@ -54,11 +79,13 @@ class Lookup:
         self._reader: Reader | None = None
         self._found: dict[tuple[str, str], list[BestRecord]] = {}
         self._programs: dict[Any, Program] = {}
-        self._bad: set[tuple[str, str]] = set()
+        self._ready: dict[Any, Program] = {}
+        self._heuristic: dict[tuple[str, str], Choice] = {}
+        self._bad: dict[tuple[str, str], str] = {}
 
-    def distrust(self, chain_key: str, device: str) -> None:
-        """Make no heuristic kernel of this chain any more: one was wrong."""
-        self._bad.add((chain_key, device))
+    def distrust(self, family: str, device: str, why: str) -> None:
+        """Make no heuristic kernel of this workload family any more: one was wrong."""
+        self._bad[family, device] = why
 
     def choose(
         self, fusion: Fusion, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int], work: WorkloadRecord,
@@ -69,24 +96,37 @@ class Lookup:
         Raises MissError where the store has nothing and AUTOFUSE_ON_MISS is "error".
         """
         name = str(device)
-        layouts = Layouts(fusion, inputs, sizes)
+        where = _Where(fusion, inputs, sizes, work, device)
         reasons = []
-        for choice in self._candidates(work, name):
+        try:
+            candidates = self._candidates(work, name)
+        except (TypeError, ValueError, ArithmeticError) as e:
+            candidates = []
+            reasons.append(f"a row of the store is not what autofuse writes ({e})")
+        for choice in candidates:
             try:
-                return choice, self._program(layouts, work, choice, device)
+                return choice, self._program(where, choice)
             except (Infeasible, BuildError, InputError) as e:
                 reasons.append(f"{choice.tier}: {e}")
+            except (TypeError, ValueError, LookupError, AssertionError, AttributeError) as e:  # a row that no autofuse wrote
+                reasons.append(f"{choice.tier}: a row of the store is not what autofuse writes ({type(e).__name__}: {e})")
         note = "; ".join(reasons) or "the store has nothing near it"
         if self.settings.on_miss == "error":
             raise MissError(
                 f"{self.name} has no tuned kernel for rows {work.rows}, extents {work.extents} ({note}): run `autofuse tune` "
                 "for it, or set AUTOFUSE_ON_MISS to heuristic or eager"
             )
-        if self.settings.on_miss == "heuristic" and (fusion.chain.key, name) not in self._bad:
-            plan, schedules = layouts.plan(fusion.fused(), limits(name))
-            choice = Choice("heuristic", note, plan, tuple(schedules))
+        if (work.family, name) in self._bad:
+            return Choice("eager", f"its heuristic kernel failed: {self._bad[work.family, name]}", Plan(())), None
+        if self.settings.on_miss == "heuristic":
             try:
-                return choice, self._program(layouts, work, choice, device)
+                # one schedule serves every row count, so that a new count is no new build
+                first = self._heuristic.get((work.family, name))
+                if first is None:
+                    plan, schedules = where.layouts.plan(fusion.fused(), limits(name))
+                    first = self._heuristic[work.family, name] = Choice("heuristic", note, plan, tuple(schedules))
+                choice = replace(first, note=note)
+                return choice, self._program(where, choice)
             except (Infeasible, BuildError) as e:
                 warn_once(f"build {self.name}", f"{self.name} runs its eager function: {e}")
                 note = str(e)
@@ -128,9 +168,13 @@ class Lookup:
             made.append(Choice("near rows" if near else "exact", text, plan, schedules, best, rank < 2))
         return made
 
-    def _program(self, layouts: Layouts, work: WorkloadRecord, choice: Choice, device: torch.device) -> Program | None:
+    def _program(self, where: _Where, choice: Choice) -> Program | None:
         if choice.plan.is_eager:
             return None
+        ready = (*where.fast_key, str(choice.plan), repr(choice.schedules)) if where.fast_key is not None else None
+        if ready is not None and ready in self._ready:
+            return self._ready[ready]
+        layouts, work, device = where.layouts, where.work, where.device
         cap = limits(str(device))
         parts = [p.nodes for p in choice.plan.parts if p.kind != EAGER]
         shapes = tuple(layouts.task(nodes, cap).layout for nodes in parts)
@@ -140,6 +184,8 @@ class Lookup:
         if found is None:
             found = Program(layouts, choice.plan, choice.schedules, cap, self.settings.cache, device)
             self._programs[key] = found
+        if ready is not None:
+            self._ready[ready] = found
         return found
 
 

@@ -120,6 +120,7 @@ class Program:
         self.sources: list[Source | None] = []
         self.steps: list[Step] = []
         self._views: dict[int, Segment] = {}
+        self.checked = False  # by its first caller, where no search has
         if plan.is_eager:
             return
         self._check_plan()

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any
@@ -46,28 +47,42 @@ def _schedule(row: Mapping[str, Any]) -> str:
     return f"{row['kind']}: {_knobs(row['knobs'])}"
 
 
+def _plan(text: str) -> str:
+    """A plan that fits into a line: a long one is its first segment and how many there are. `show` has all of it."""
+    if len(text) <= PLAN_WIDTH:
+        return text
+    first, *rest = text.split(" | ")
+    if len(first) > PLAN_WIDTH:
+        first = first[: PLAN_WIDTH - 1] + "…"
+    return f"{first} … ({len(rest) + 1} segments)" if rest else first
+
+
+PLAN_WIDTH = 60
+AS_JSON = ("dtypes", "layouts", "knobs")
+"""Columns that hold JSON: a view, or a database without a type for it, gives them as text."""
+
 BEST = (
     _of("chain"), _of("rows", number=True), _of("cols", number=True), Column("dtypes", _dtypes), _of("device"),
-    _of("median_us", "best µs", True), _of("plan"), _of("verified"), _of("torch"), _of("protocol"),
+    _of("median_us", "best µs", True), Column("plan", lambda r: _plan(r["plan"])), _of("verified"), _of("torch"), _of("protocol"),
 )  # fmt: skip
 HISTORY = (
     _of("trial_id", "trial", True), Column("when (UTC)", lambda r: r["created"].strftime("%Y-%m-%d %H:%M:%S")),
     _of("chain"), _of("measured"), _of("rows", number=True), _of("cols", number=True), _of("status"),
-    _of("median_us", "µs", True), Column("plan or schedule", lambda r: r["plan"] or _schedule(r)),
+    _of("median_us", "µs", True), Column("plan or schedule", lambda r: _plan(r["plan"] or "") or _schedule(r)),
     _of("message"),
 )  # fmt: skip
 TUNED = (
     _of("name", "function"), _of("workload"), _of("eager_us", "eager µs", True), _of("unfused_us", "unfused µs", True),
     _of("best_us", "best µs", True), Column("speedup", lambda r: r["speedup"] and f"{r['speedup']:.2f}x", True),
     Column("roofline", lambda r: r["share"] and f"{r['share']:.0%}", True),
-    Column("plan", lambda r: r["plan"] if r["best_us"] is not None else f"{r['state']}: {r['reason']}"),
+    Column("plan", lambda r: _plan(r["plan"]) if r["best_us"] is not None else f"{r['state']}: {r['reason']}"),
 )  # fmt: skip
 
 
 def show_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], as_json: bool) -> None:
     """Rows of a view: some of the columns as a table, all as JSON."""
     if as_json:
-        _json(rows)
+        _json([_parsed(row) for row in rows])
     else:
         _table([c.head for c in columns], [[c.value(r) for c in columns] for r in rows], [c.number for c in columns])
 
@@ -86,7 +101,7 @@ def show_result(names: Sequence[str], rows: Sequence[Sequence[Any]], as_json: bo
         for name in names:
             same = sum(k == name or k.startswith(f"{name}:") for k in keys)
             keys.append(f"{name}:{same}" if same else name)
-        _json([dict(zip(keys, row, strict=True)) for row in rows])
+        _json([_parsed(dict(zip(keys, row, strict=True))) for row in rows])
     else:
         numbers = [all(isinstance(r[k], int | float | None) for r in rows) for k in range(len(names))]
         _table(names, rows, numbers)
@@ -95,12 +110,12 @@ def show_result(names: Sequence[str], rows: Sequence[Sequence[Any]], as_json: bo
 def show_record(record: Mapping[str, Any], as_json: bool) -> None:
     """All about one trial, a line for each field that says something."""
     if as_json:
-        _json(record)
+        _json(_parsed(record))
         return
     lines: list[tuple[str, Any]] = [
         (k, _knobs(v) if k == "knobs" else v) for k, v in record.items() if k not in ("run", "schedules")
     ]
-    lines += [(f"run {k}", v) for k, v in record["run"].items()]
+    lines += [(f"run {k}", v) for k, v in record["run"].items() if k not in record and f"run_{k}" not in record]
     lines += [(f"schedule {k}", _schedule(s)) for k, s in enumerate(record["schedules"])]
     _table(["field", "value"], [line for line in lines if line[1] not in (None, "")], [False, False])
 
@@ -138,6 +153,17 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]], numbers: Sequenc
         table.add_row(*(escape(_cell(value)) for value in row))
     console.print(table)
     _write("".join(line.rstrip() + "\n" for line in text.getvalue().splitlines()))
+
+
+def _parsed(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row for JSON: lists and objects as such, not as text that holds them."""
+    made = dict(row)
+    for name in AS_JSON:
+        value = made.get(name)
+        if isinstance(value, str):
+            with suppress(ValueError):
+                made[name] = json.loads(value)
+    return made
 
 
 def _json(value: Any) -> None:

@@ -17,7 +17,7 @@ import torch
 from store_samples import fill
 from typer.testing import CliRunner, Result
 
-from autofuse import cli, doctor
+from autofuse import cli, doctor, tables
 from autofuse.errors import TraceError, WorkerError
 from autofuse.result import Progress, Tuned, TuneResult
 from autofuse.store.store import Store
@@ -208,7 +208,7 @@ def test_one_function_of_a_job_that_cannot_be_traced_does_not_stop_the_others(ru
     ("words", "message"),
     [
         (["tune"], "name a function (path.py:function or module:function), or a job file with --job FILE"),
-        (["tune", "mine.py:add", "--job", "job.toml"], "name a function"),
+        (["tune", "mine.py:add", "--job", "job.toml"], "name a function or a job file with --job, not both"),
         (["tune", "--job", "job.toml", "--arg", "x=4"], "--arg does not go with --job: write it into job.toml"),
         (["tune", "--job", "none.toml"], "the job file none.toml cannot be read: No such file or directory"),
         (["tune", "mine.py:add", "--arg", "x"], "--arg x: write NAME=VALUE, as in x=rows,4096"),
@@ -216,6 +216,7 @@ def test_one_function_of_a_job_that_cannot_be_traced_does_not_stop_the_others(ru
         (["tune", "mine.py:add", "--arg", "x=4b"], "--arg x=4b: '4b' in '4b' is no extent"),
         (["tune", "mine.py:add", "--arg", "x=4:int3"], "--arg x=4:int3: 'int3' is no dtype: it may be float32"),
         (["tune", "mine.py:add", "--arg", "x=r"], "--axis: the axis 'r' of argument 'x' has no values"),
+        (["tune", "mine.py:add", "--arg", "x=r", "--axis", "q=4"], "r=16,2048 (no argument names 'q': is it a typo?)"),
         (["tune", "mine.py:add", "--arg", "x=4", "--axis", "r=4"], "--axis: no argument names the axis 'r'"),
         (["tune", "mine.py:add", "--arg", "x=r", "--axis", "r=a"], "--axis r=a: 'a' is no extent"),
         (["tune", "mine.py:add", "--arg", "x=r", "--axis", "r=1", "--axis", "r=2"], "--axis r=2: 'r' is given twice"),
@@ -229,7 +230,10 @@ def test_one_function_of_a_job_that_cannot_be_traced_does_not_stop_the_others(ru
         (["tune", "mine.py:double", "--arg", "x=4", "--device", "cuda:99"], "cuda:99"),
         (["best"], "There is no database at"),
         (["best", "--store", "mysql://host/name"], "'mysql' databases are not supported"),
-        (["history", "--store", "mine.py"], "mine.py"),
+        (["history", "--store", "mine.py"], "mine.py is no database: name another file with --store"),
+        (["tune", "mine.py:double", "--arg", "x=4", "--store", "mine.py"], "mine.py is no database: name another file"),
+        (["tune", "mine.py:add", "--arg", "x=4", "--arg", "y=4", "--arg", "scale=2"],
+         "scale of add is a Python number: scale=2 is a tensor of 2 elements, so write scale=2:int or scale=2.0"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence_and_exit_code_2(run: Run, search: Search, words: list[str], message: str) -> None:
@@ -267,6 +271,43 @@ def test_errors_of_the_search(run: Run, search: Search) -> None:
     assert isinstance(run("tune", "mine.py:double", "--arg", "x=4", "--device", "cpu").exception, RuntimeError)
 
 
+def test_a_tensor_that_memory_cannot_hold(run: Run, search: Search) -> None:
+    done = run("tune", "mine.py:double", "--device", "cpu", "--arg", "x=400000000000,4096")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == (
+        "autofuse: an argument of 400000000000,4096 float32 does not fit into the memory of cpu: make its extents smaller\n"
+    )
+
+
+def test_a_number_that_was_written_as_an_extent(run: Run, search: Search) -> None:
+    search.raises["double"] = TraceError("double cannot be traced: the size of tensor a must match")
+    done = run("tune", "mine.py:double", "--device", "cpu", "--arg", "x=2")
+    assert done.exit_code == 2
+    assert "(if x is a number: x=2 is a tensor of 2 elements, so write x=2:int or x=2.0)" in done.stderr
+
+
+def test_the_help_is_not_cut_off(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "..." not in run("--help").stdout.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize("cc", ["/bin/true", "/nonexistent/gcc", "gcc -O2", "mine.py"])
+def test_a_cc_that_is_no_compiler_is_named(run: Run, search: Search, monkeypatch: pytest.MonkeyPatch, cc: str) -> None:
+    from autofuse.kernels import build
+
+    monkeypatch.setenv("CC", cc)
+    build.compiler.cache_clear()
+    try:
+        tuned = run("tune", "mine.py:double", "--arg", "x=4", "--device", "cpu")
+        told = run("doctor").stdout
+    finally:
+        monkeypatch.undo()
+        build.compiler.cache_clear()
+    assert (tuned.exit_code, search.calls) == (2, [])
+    assert tuned.stderr.startswith(f"autofuse: CC is {cc!r}, which is no C compiler that works here: set it to")
+    assert f"CC is {cc!r}" in told
+
+
 def test_bad_environment_variables(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOFUSE_ON_MISS", "sometimes")
     done = run("best")
@@ -281,6 +322,9 @@ def test_best(run: Run, filled: Path) -> None:
     ]  # fmt: skip
     (told,) = json.loads(run("best", "--json").stdout)
     assert (told["chain"], told["median_us"], told["verified"]) == ("norm_silu", 12.0, True)
+    assert told["dtypes"] == ["float16", "float16"] and isinstance(told["layouts"], list)
+    (told,) = json.loads(run("sql", "SELECT dtypes, chain FROM v_best", "--json").stdout)
+    assert told == {"dtypes": ["float16", "float16"], "chain": "norm_silu"}
 
 
 def test_history(run: Run, filled: Path) -> None:
@@ -298,11 +342,25 @@ def test_history(run: Run, filled: Path) -> None:
 def test_show(run: Run, filled: Path) -> None:
     fields = {line.split()[0]: line.split()[-1] for line in run("show", "1").stdout.splitlines()}
     assert (fields["median_us"], fields["kind"], fields["num_warps"], fields["status"]) == ("7", "rowreduce", "8", "ok")
+    shown = run("show", "1").stdout
+    assert json.loads(run("show", "1", "--json").stdout)["run"]["uid"] in shown
+    assert not [line for line in shown.splitlines() if line.startswith(("run uid", "run protocol", "run seed"))]
     told = json.loads(run("show", "2", "--json").stdout)
     assert told["plan"] == "[0][1]" and told["run"]["eager_us"] == 24.0
     assert [s["knobs"]["num_warps"] for s in told["schedules"]] == [8, 2]
     done = run("show", "99")
     assert (done.exit_code, done.stderr) == (2, "autofuse: There is no trial 99: `autofuse history` lists them.\n")
+
+
+def test_a_long_plan_is_shortened_in_tables() -> None:
+    parts = [f"pointwise({k})" for k in range(16)]
+    row = {"plan": " | ".join(parts), "kind": None, "knobs": None}
+    (plan,) = [c for c in tables.HISTORY if c.head == "plan or schedule"]
+    assert plan.value(row) == "pointwise(0) … (16 segments)"
+    assert plan.value({**row, "plan": "rowreduce(3,4) | eager(5)"}) == "rowreduce(3,4) | eager(5)"
+    assert plan.value({**row, "plan": None, "kind": "eager"}) == "eager: "
+    one = f"rowreduce({','.join(map(str, range(60)))})"
+    assert len(plan.value({**row, "plan": one})) == tables.PLAN_WIDTH
 
 
 def test_sql(run: Run, filled: Path) -> None:
@@ -358,7 +416,7 @@ def test_doctor_says_what_is_wrong_with_the_store(run: Run, home: Path, filled: 
     assert store.ok and "has no tables of this version: the next tuning job makes them" in store.found
     (home / "text.db").write_text("this is no database\n" * 100)
     (store,) = [c for c in doctor.examine("text.db") if c.what == "store"]
-    assert not store.ok and store.remedy
+    assert (store.ok, store.found[-8:], store.remedy) == (False, "database", "name another file with --store")
     (store,) = [c for c in doctor.examine("/proc/nowhere/x.db") if c.what == "store"]
     assert not store.ok and "AUTOFUSE_STORE" in store.remedy
 

@@ -115,6 +115,8 @@ def test_axes_must_agree() -> None:
     check_axes(args, {"rows": (1,), "cols": (2,)})
     with pytest.raises(InputError, match="the axis 'cols' of argument 'x' has no values"):
         check_axes(args, {"rows": (1,)})
+    with pytest.raises(InputError, match=r"'cols' of argument .* \(no argument names 'colz': is it a typo\?\)"):
+        check_axes(args, {"rows": (1,), "colz": (2,)})
     with pytest.raises(InputError, match="no argument names the axis 'heads': they name cols, rows"):
         check_axes(args, {"rows": (1,), "cols": (2,), "heads": (3,)})
     with pytest.raises(InputError, match="they name none"):
@@ -159,6 +161,12 @@ def test_values(dtype: str) -> None:
         assert abs(values.mean()) < 0.01 and abs(values.std() - 1) < 0.01
 
 
+@pytest.mark.parametrize("dims", [(4 * 10**11, 4096), (10**12, 10**12), ("999999999999*rows", 10**12)])
+def test_a_tensor_that_memory_cannot_hold(dims: tuple[int | str, ...]) -> None:
+    with pytest.raises(InputError, match="does not fit into the memory of cpu: make its extents smaller"):
+        make_tensor(TensorSpec(dims), {"rows": 10**11}, "float32", "cpu", 0)
+
+
 def test_ranges() -> None:
     labels = make_tensor(parse_arg_tensor("100000:int64:-3..3"), {}, "float32", "cpu", 0)
     assert labels.unique().tolist() == [-3, -2, -1, 0, 1, 2]
@@ -183,6 +191,10 @@ def test_parts_of_an_axis() -> None:
 
 def f(x: torch.Tensor, y: torch.Tensor, scale: float = 0.5, causal: bool = False) -> torch.Tensor:
     return x + y * scale if causal else x
+
+
+def scaled(x: torch.Tensor, n: int, scale: float = 1.0) -> torch.Tensor:
+    return x * n * scale
 
 
 def only_by_keyword(x: torch.Tensor, *, eps: float = 1e-6) -> torch.Tensor:
@@ -213,6 +225,7 @@ def test_arguments_take_the_parameters_order(fn: Callable[..., Any], args: Any, 
     [
         (f, {"x": X}, "f needs an argument 'y': give it with --arg y=..."),
         (f, {"x": X, "y": X, "z": X}, "f has no parameter 'z': it takes x, y, scale, causal"),
+        (scaled, {"x": X, "n": X}, "n of scaled is a Python number: n=4 is a tensor of 4 elements, so write n=4:int or n=4.0"),
         (only_by_keyword, {"x": X, "eps": ScalarSpec(0.1)}, "eps of only_by_keyword can only be given by keyword"),
         (any_number, {}, "any_number takes *xs"),
     ],

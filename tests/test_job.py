@@ -87,7 +87,8 @@ def test_the_defaults_have_defaults(file: Path) -> None:
         ('function = "pkg.mod:g"\n', "", ":11: tune[1].function: the key is missing"),
         ('"second"', '""', ":13: tune[1].name: String should have at least 1 character"),
         ('x = "rows,cols"', '"x-y" = "rows,cols"', ":18: tune[1].args.x-y: 'x-y' is not of the form"),
-        (GOOD, "", ": tune: the key is missing"),
+        (GOOD, "", " names nothing to tune: write a table [[tune]] with function and args for each function"),
+        (GOOD, "tune = []", " names nothing to tune: write a table [[tune]]"),
         (GOOD, "tune = 3", "tune: Input should be a valid list"),
         (
             "[defaults]",

@@ -46,13 +46,24 @@ _lock = threading.Lock()
 
 @lru_cache
 def compiler() -> tuple[str, str]:
-    """The C compiler's path and version. Raises BuildError where there is none."""
-    for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
-        path = shutil.which(name) if name else None
+    """The C compiler's path and version. Raises BuildError where there is none, or where CC names none that works."""
+    named = os.environ.get("CC", "").strip()
+    for name in (named,) if named else ("cc", "gcc", "clang"):
+        path = shutil.which(name)
         if path:
-            done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
-            if done.returncode == 0:
-                return path, done.stdout.splitlines()[0]
+            with contextlib.suppress(OSError):
+                # other programs answer --version too: a compiler says that it knows GNU C
+                told = subprocess.run(
+                    [path, "-dM", "-E", "-x", "c", "-"], input="", capture_output=True, text=True, errors="replace", check=False
+                )
+                done = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", check=False)
+                if told.returncode == 0 and "__GNUC__" in told.stdout and done.returncode == 0 and done.stdout:
+                    return path, done.stdout.splitlines()[0]
+    if named:
+        raise BuildError(
+            f"CC is {named!r}, which is no C compiler that works here: set it to the path of gcc or clang, without options, or "
+            "unset it"
+        )
     raise BuildError("no C compiler was found: install gcc or clang, or name one in the environment variable CC")
 
 

@@ -77,7 +77,10 @@ class Worker:
     def _spawn(self) -> None:
         # glibc raises its mmap threshold as a process goes on, which makes a large output cheap in one process and a
         # run of page faults in the next: fixed at its greatest, times of a CPU kernel are its own
-        env = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "1073741824", **os.environ}
+        # and a thread that waits for one without a core must give up its own, else both wait for the scheduler's 8 ms
+        env = {
+            "MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "1073741824", "GOMP_SPINCOUNT": "20000", **os.environ,
+        }  # fmt: skip
         env["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [env.get("PYTHONPATH")])])
         self._log = tempfile.TemporaryFile("a+b", prefix="autofuse-worker-")  # noqa: SIM115 (closed in _end)
         theirs, self._life = os.pipe()

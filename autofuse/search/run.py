@@ -106,6 +106,8 @@ class Run:
         self.configs: dict[str, tuple[ConfigRecord, float]] = {}
         self.eager_us: float | None = None
         self.unfused_us: float | None = None
+        self.unfused_plan = ""
+        self.shown_us = math.inf
         self.started = time.monotonic()
         self.reason = ""
 
@@ -187,7 +189,7 @@ class Run:
 
     def report(self, message: str = "") -> None:
         if self.progress is not None:
-            best = self.best_us()
+            best = self.shown_us = min(self.shown_us, self.best_us())
             self.progress(
                 Progress(
                     f"{self.name} {describe_workload(self.chain, self.sizes)}", self.done, self.trials_budget,
@@ -226,6 +228,8 @@ class Run:
         version = part.study.space.version if part.study is not None and kind != EAGER else 1
         schedule = ScheduleRecord(part.chain.key, kind, version, dict(knobs))
         self.trial(_record(answer, part.workload, schedule=schedule, source_hash=source_hash))
+        if answer["status"] == "incorrect" and part.study is not None:
+            part.study.wrong(knobs)
         us = answer.get("median_us") if answer["status"] == "ok" else None
         if us is not None:
             self.refute(us, part.bound_us)
@@ -276,7 +280,7 @@ class Run:
             plan, schedules = self.layouts.plan(group, self.limits)
             us = self.try_config(worker, plan, schedules)
             if group == self.fusion.unfused():
-                self.unfused_us = us
+                self.unfused_us, self.unfused_plan = us, str(plan)
             if us is not None and len(plan.parts) == 1 and plan.parts[0].kind != EAGER:
                 part = self.part(plan.parts[0].nodes)
                 if part is not None and part.study is not None and part.study.best_knobs is None:
@@ -390,9 +394,8 @@ class Run:
         if incumbent is not None and incumbent[0].uid not in self.configs:
             self.try_config(worker, Plan.parse(incumbent[0].plan), [dict(s.knobs) for s in incumbent[0].schedules])
         ranked = sorted(self.configs.values(), key=lambda c: c[1])
-        keep = ranked[: FINALISTS + 1] + [
-            c for c in ranked[FINALISTS + 1 :] if c[0].plan == EAGER or c[0] == (incumbent or (None,))[0]
-        ]
+        baselines = {EAGER, self.unfused_plan, incumbent[0].plan if incumbent is not None else EAGER}
+        keep = ranked[: FINALISTS + 1] + [c for c in ranked[FINALISTS + 1 :] if c[0].plan in baselines]
         if not keep:
             return None
         if len(keep) == 1:
@@ -413,6 +416,8 @@ class Run:
                 self.configs[config.uid] = timed[-1]
                 if config.plan == EAGER:
                     self.eager_us = timed[-1][1]
+                if config.plan == self.unfused_plan:
+                    self.unfused_us = timed[-1][1]
         if not timed:
             return keep[0]
         fastest = min(us for _, us in timed)

@@ -16,6 +16,7 @@ from ..kernels.base import Kind, Knob, Space, Task
 
 STARTUP = 10
 MAX_WARM = 1000  # TPE costs 14 ms an ask at 1,000 trials: warm starts are capped
+MAX_WRONG = 2  # results of one math mode, before the mode counts as too coarse for this segment
 MAX_SKIPS = 60  # proposals thrown away for free in one ask, before the space counts as spent
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -45,6 +46,7 @@ class SegmentStudy:
         self.best_knobs: dict[str, int | str] | None = None
         self.trials = 0
         self.spent = False
+        self._wrong: dict[str, int] = {}
 
     # ---- knobs and distributions
 
@@ -141,7 +143,7 @@ class SegmentStudy:
             except Infeasible:
                 self.study.tell(trial, state=TrialState.PRUNED)
                 continue
-            if source_hash in self.seen:
+            if source_hash in self.seen or self._wrong.get(str(knobs.get("math")), 0) >= MAX_WRONG:
                 self.study.tell(trial, state=TrialState.PRUNED)
                 continue
             self.seen.add(source_hash)
@@ -156,6 +158,11 @@ class SegmentStudy:
             self.study.tell(proposal.trial, state=TrialState.PRUNED)
         else:
             self.study.tell(proposal.trial, math.log(median_us))
+
+    def wrong(self, knobs: Mapping[str, int | str]) -> None:
+        """A schedule whose results were wrong: a math mode that is wrong a few times is tried no more."""
+        mode = str(knobs.get("math"))
+        self._wrong[mode] = self._wrong.get(mode, 0) + 1
 
     def top(self, n: int) -> list[dict[str, int | str]]:
         """The n fastest schedules so far, fastest first."""
