@@ -256,4 +256,5 @@ def check(chain: Chain, lines: Mapping[str, str] | None = None, name: str = "the
 
 def _where(op: str, lines: Mapping[str, str] | None, name: str, what: str) -> str:
     line = (lines or {}).get(op, "")
+    what = what.replace(f"{op} ", "it ")
     return f"{op.removeprefix('aten.')} in {name}{f' at {line}' if line else ''} {what}"

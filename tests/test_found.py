@@ -1,0 +1,293 @@
+"""Wrong answers that a differential fuzzer and a hostile reader once found; each states the right one."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+import torch.nn.functional as F
+
+import autofuse
+from autofuse import dispatch, lookup
+from autofuse.errors import InputError, TraceError, UnsupportedOp
+
+fuse = autofuse.fuse
+X = torch.randn(8, 64)
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A store of its own, warnings that may come again, and no kernel that fails its check."""
+    monkeypatch.setenv("AUTOFUSE_STORE", str(tmp_path / "store.db"))
+    monkeypatch.setattr(lookup, "_warned", set())
+    dispatch.reload()
+    yield
+    dispatch.reload()
+
+
+def same(got: Any, want: Any) -> None:
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+# ---- functions whose meaning changes with 0 or 1 row
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x * 2 if x.shape[0] == 1 else x * 3,
+        lambda x: x * 2 if x.shape[0] > 1 else x * 3,
+        lambda x: x * 2 if x.numel() > 64 else x * 3,
+        lambda x: (x * 2).squeeze(0),
+        lambda x: (x * 2).squeeze(),
+        lambda x: x.sum(-1, keepdim=True).squeeze(),
+    ],
+)
+def test_one_row_is_traced_as_it_is(fn: Callable[..., Any]) -> None:
+    fused = fuse(fn)
+    for rows in (4, 1, 4):
+        x = torch.randn(rows, 64)
+        same(fused(x), fn(x))
+
+
+# ---- what a function reads from outside
+
+
+def test_containers_helpers_dtypes_and_none_are_read_again() -> None:
+    scale = {"s": 2.0}
+    act: Callable[..., Any] = torch.relu
+    extra: torch.Tensor | None = None
+    dtype = torch.float16
+    parts = [torch.ones(64)]
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = act(x * scale["s"])
+        for p in parts:
+            y = y + p
+        if extra is not None:
+            y = y + extra
+        return y.to(dtype)
+
+    fused = fuse(f)
+    same(fused(X), f(X))
+    scale["s"] = 3.0
+    same(fused(X), f(X))
+    act = torch.sigmoid
+    same(fused(X), f(X))
+    parts.append(torch.ones(64) * 2)
+    same(fused(X), f(X))
+    extra = torch.randn(64)
+    same(fused(X), f(X))
+    dtype = torch.bfloat16
+    same(fused(X), f(X))
+
+
+def test_a_negative_zero_is_another_number() -> None:
+    shift = 0.0
+    fused = fuse(lambda x: 1 / (x * 0 + shift))
+    x = torch.full((8, 64), -1.0)
+    assert (fused(x) == torch.inf).all()
+    shift = -0.0
+    assert (fused(x) == -torch.inf).all()
+
+
+def test_two_names_of_one_tensor_may_part() -> None:
+    a = b = torch.ones(64)
+    fused = fuse(lambda x: x * a + b)
+    same(fused(X), X + 1)
+    b = a * 5
+    same(fused(X), X + 5)
+
+
+class Scale(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(64))
+        self.shift = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.w + self.shift
+
+
+class Decorated(Scale):
+    @autofuse.fuse
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.w + self.shift
+
+
+@pytest.mark.parametrize("kind", ["module", "method", "inside"])
+def test_modules_are_read_again(kind: str) -> None:
+    m = Decorated() if kind == "method" else Scale()
+    fused: Any = {"module": lambda: fuse(m), "method": lambda: m, "inside": lambda: fuse(lambda x: m(x))}[kind]()
+    with torch.no_grad():
+        same(fused(X), X + 1)
+        m.shift = 5.0
+        same(fused(X), X + 5)
+        m.w = torch.nn.Parameter(2 * torch.ones(64))
+        same(fused(X), 2 * X + 5)
+        if kind == "method":
+            assert m.forward.explain(X).tier == "heuristic"  # type: ignore[attr-defined]
+            assert copy.deepcopy(m)(X).shape == X.shape
+
+
+def test_a_tensor_made_a_number_is_refused() -> None:
+    t = torch.tensor(2.0)
+    with pytest.raises(TraceError, match="makes a number of a tensor that the function closes over"):
+        fuse(lambda x: x * float(t))(X)
+
+
+@autofuse.fuse
+def pickled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_pickle_and_deepcopy() -> None:
+    assert pickle.loads(pickle.dumps(pickled)) is pickled
+    same(copy.deepcopy(pickled)(X), X * 2)
+
+
+# ---- arithmetic
+
+
+def test_integers() -> None:
+    a = torch.arange(512).reshape(8, 64) - 100
+    same(fuse(lambda x: x // 7)(a), a // 7)
+    same(fuse(lambda x: x % 7)(a), a % 7)
+    for fn in (lambda x, y: x // y, lambda x, y: x % y, lambda x, y: torch.fmod(x, y), lambda x, y: x**y):
+        with pytest.raises(UnsupportedOp, match="integer"):
+            fuse(fn)(a, a)
+    top = torch.full((8, 64), 2**31 - 1, dtype=torch.int32)
+    fused = fuse(lambda x: (x + 1) > x)
+    fused(top * 0)
+    same(fused(top), (top + 1) > top)
+    ninth = fuse(lambda x: x**9)
+    ninth(torch.ones_like(a))
+    same(ninth(torch.ones_like(a) * 3), torch.ones_like(a) * 3**9)
+
+
+def test_products_are_not_contracted() -> None:
+    fused = fuse(lambda a, b, c, d: (a * b - c * d) * 1e20)
+    fused(X, X, X * 0.5, X * 0.5)
+    assert not fused(X, X, X, X).any()
+
+
+def test_floor_division_by_infinity() -> None:
+    fused = fuse(lambda x, y: x // y)
+    fused(X, X.abs() + 1)
+    inf = torch.full_like(X, torch.inf)
+    same(fused(-X.abs(), inf), -X.abs() // inf)
+    same(fused(X.abs(), inf), X.abs() // inf)
+
+
+def test_rows_with_an_offset() -> None:
+    norm = fuse(lambda x: F.layer_norm(x, (x.shape[-1],)))
+    norm(torch.randn(8, 100))
+    constant = torch.full((8, 100), 1000.3)
+    same(norm(constant), F.layer_norm(constant, (100,)))
+    var = fuse(lambda x: x.var(-1))
+    var(torch.randn(8, 48))
+    x = 1000.3 + 0.01 * torch.randn(8, 48)
+    torch.testing.assert_close(var(x).double(), x.double().var(-1), rtol=1e-5, atol=0)
+
+
+def test_small_values_in_fast_math() -> None:
+    for fn in (torch.log1p, torch.expm1, torch.tanh, torch.sinh):
+        fused = fuse(lambda x, fn=fn: fn(x) * 1e8)
+        fused(X.abs().bfloat16())
+        small = torch.full((8, 64), 1e-8).bfloat16()
+        torch.testing.assert_close(fused(small), fn(small) * 1e8, rtol=2e-2, atol=0)
+
+
+def test_nan_to_num_has_the_limits_of_its_dtype() -> None:
+    fused = fuse(lambda x: torch.nan_to_num(x))
+    fused(X.half())
+    inf = torch.full((8, 64), torch.inf).half()
+    same(fused(inf), torch.nan_to_num(inf))
+    same(fused(-inf), torch.nan_to_num(-inf))
+
+
+def test_the_first_of_equal_zeros() -> None:
+    x = torch.tensor([[-0.0, 0.0, -1.0]])
+    same(fuse(lambda x: x.argmax(-1))(x), x.argmax(-1))
+
+
+# ---- memory
+
+
+def test_copies_are_copies() -> None:
+    for fn in (lambda x: torch.cat([x], -1), lambda x: torch.stack([x]), lambda x: x.to(torch.float32, copy=True)):
+        x = X.clone()
+        fuse(lambda x, fn=fn: (fn(x), x + 1))(x)[0].zero_()
+        same(x, X)
+
+
+def test_views_are_views() -> None:
+    x = X.clone()
+    for fn in (lambda a: a.swapaxes(-1, -2), lambda a: a.moveaxis(0, 1), lambda a: a.adjoint()):
+        got = fuse(lambda a, fn=fn: (fn(a), a + 1))(x)[0]
+        assert got.data_ptr() == x.data_ptr() and got.stride() == fn(x).stride()
+    with pytest.raises(TraceError, match="writes through a view"):
+        fuse(lambda a: (lambda h: (h, h.swapaxes(0, 1).mul_(2)))(a + 1))(x)
+
+
+def test_an_argument_that_is_read_for_its_shape_only() -> None:
+    w = torch.randn(64)
+    same(fuse(lambda x, w: w.expand(x.shape) * 2)(X, w), w.expand(8, 64) * 2)
+    same(fuse(lambda x, w: torch.zeros(x.shape) + w)(X, w), torch.zeros(8, 64) + w)
+
+
+# ---- who looks on
+
+
+def test_forward_mode_gradients_and_negated_views() -> None:
+    fused = fuse(lambda x: x * 2)
+    with forward_ad.dual_level():
+        assert forward_ad.unpack_dual(fused(forward_ad.make_dual(X, torch.ones_like(X)))).tangent is not None
+    z = torch.randn(8, 64, dtype=torch.cfloat)
+    fused(torch.view_as_real(z)[..., 1])
+    same(fused(z.conj().imag), z.conj().imag * 2)
+
+
+# ---- what is refused, and what a row of the store may do
+
+
+def test_messages() -> None:
+    with pytest.raises(UnsupportedOp, match=r"^matmul at .*test_found\.py:\d+ is a matrix product"):
+        fuse(lambda x, w: torch.relu(x @ w))(X, torch.randn(64, 64))
+    with pytest.raises(TypeError, match="missing a required argument: 'w'"):
+        fuse(lambda x, w: x * w)(X)
+    with pytest.raises(InputError, match="that is a list, no tensor and no number"):
+        fuse(lambda x, s: x * s[0])(X, [1.0])
+    with pytest.raises(UnsupportedOp, match="is not lowered: it reduces a leading axis"):
+        fuse(lambda x: x.sum(0))(X)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE schedule SET knobs = '[1,2]'",
+        "UPDATE config SET plan = 'pointwise(1,2,99)' WHERE plan <> 'eager'",
+        "DELETE FROM config_schedule",
+        "UPDATE workload SET rows = 'x'",
+    ],
+)
+def test_rows_that_no_one_of_us_wrote(tmp_path: Path, sql: str) -> None:
+    def gate(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.sigmoid(1.5 * x) + F.softplus(x)
+
+    args = (torch.randn(256, 512),)
+    assert autofuse.tune(gate, [args], trials=3, seconds=20).ok
+    db = sqlite3.connect(tmp_path / "store.db")
+    db.execute("PRAGMA foreign_keys = OFF")
+    db.execute(sql)
+    db.commit()
+    db.close()
+    dispatch.reload()
+    same(fuse(gate)(*args), gate(*args))
