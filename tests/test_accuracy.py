@@ -43,9 +43,7 @@ def test_ulp(dtype: torch.dtype, at: float, unit: float) -> None:
     assert float(ulp(torch.tensor(at, dtype=torch.float64), dtype)) == unit
 
 
-@pytest.mark.parametrize(
-    ("dtype", "units"), [(torch.float32, 4), (torch.bfloat16, 4), (torch.float16, 4), (torch.float64, 64)]
-)
+@pytest.mark.parametrize(("dtype", "units"), [(torch.float32, 4), (torch.bfloat16, 4), (torch.float16, 4), (torch.float64, 64)])
 def test_units_in_the_last_place(dtype: torch.dtype, units: int) -> None:
     """Four; more in float64, where the oracle is no more exact than eager is."""
     unit = torch.finfo(dtype).eps

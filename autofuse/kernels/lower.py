@@ -202,6 +202,8 @@ class Lowered:
                     return b.const(a, "float32" if isinstance(a, float) else "int64")
                 if entry.rounds and entry.args == "common" and isinstance(a, float):
                     a = torch.tensor(a, dtype=ops.TORCH[rounding]).item()
+                if v.dtype in ("int8", "uint8", "int16") and isinstance(a, int):  # the number takes the tensor's dtype first
+                    a = int(torch.tensor(a).to(ops.TORCH[v.dtype]))
                 return b.const(a, target)
             if isinstance(a, tuple):
                 raise UnsupportedOp(f"{v.op} takes a list: no kernel kind lowers that")
@@ -502,8 +504,10 @@ class Lowered:
         return b.make("by_mode", (b("add", mean, rest), mean), None, e.dtype)
 
     def _with_variance(self, v: Value) -> bool:
-        """Whether a variance of the same values is taken: then the mean is a norm's, and is subtracted."""
-        return any(w.name in ("var", "std") and w.refs[:1] == v.refs[:1] for w in self.values)
+        """Whether a mean is a norm's: a variance of the same values is taken, and it is subtracted from them."""
+        mine = next(k for k, w in enumerate(self.values) if w is v)
+        norm = any(w.name in ("var", "std") and w.refs[:1] == v.refs[:1] for w in self.values)
+        return norm and any(w.name == "sub" and w.refs == (v.refs[0], mine) for w in self.values)
 
     def _key(self, e: Expr, which: str) -> Expr:
         """A signed integer that orders as the float does, with NaN beyond every number: so NaN propagates and the
