@@ -170,25 +170,42 @@ class Program:
 
     def bind(self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Bound:
         """The program for inputs of exactly these sizes and strides; shapes, scalars and grids are computed once, here."""
-        if self.plan.is_eager or len(self.steps) != 1 or self.steps[0].kernel is None or self.replayed:
+        if self.plan.is_eager or len(self.steps) != 1 or self.steps[0].kernel is None:
             return self._bind_steps(inputs, sizes)
         (step,) = self.steps
         assert step.kernel is not None
         segment = step.segment
         made = [self.empty(v, sizes) for v in segment.writes]
-        reads = [inputs[v] for v in segment.reads]
-        launch = step.kernel.bind(reads, made, segment.sizes(sizes))
+        held = {**dict(enumerate(inputs)), **dict(zip(segment.writes, made, strict=True))}
+        views = self._views_of(held, sizes)
+        if views is None:
+            return self._bind_steps(inputs, sizes)
+        launch = step.kernel.bind([inputs[v] for v in segment.reads], made, segment.sizes(sizes))
         fresh = [(t.shape, t.stride(), t.dtype) for t in made]
-        device, empty, read = self.device, torch.empty_strided, segment.reads
-        where = {v: k for k, v in enumerate(segment.writes)}
-        outputs = [(o < self.chain.num_inputs, o if o < self.chain.num_inputs else where[o]) for o in self.chain.outputs]
+        device, empty, read, n = self.device, torch.empty_strided, segment.reads, len(inputs)
+        # where each output lies among the inputs and what the kernel writes, and how it is viewed
+        place = {v: v for v in range(self.chain.num_inputs)} | {v: n + k for k, v in enumerate(segment.writes)}
+        outputs = [(place[views[o][0]], views[o][1:]) if o in views else (place[o], None) for o in self.chain.outputs]
 
         def run(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             outs = [empty(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in fresh]
             launch([given[v] for v in read], outs)
-            return [given[k] if is_input else outs[k] for is_input, k in outputs]
+            every = [*given, *outs]
+            return [every[k] if view is None else _view(every[k], *view) for k, view in outputs]
 
         return run
+
+    def _views_of(self, held: dict[int, torch.Tensor], sizes: Mapping[str, int]) -> dict[int, View] | None:
+        """How each replayed output shows an input or a written value; None where one of them is a copy."""
+        views: dict[int, View] = {}
+        known = set(held)
+        for o in self.replayed:
+            self._replay(o, held, sizes)
+            root, t = self.fusion.root(o), held[o]
+            if root not in known or t.untyped_storage().data_ptr() != held[root].untyped_storage().data_ptr() or not t.numel():
+                return None
+            views[o] = (root, tuple(t.shape), t.stride(), int(t.storage_offset()) - int(held[root].storage_offset()))
+        return views
 
     def _bind_steps(self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Bound:
         if self.plan.is_eager:
@@ -247,6 +264,14 @@ class Program:
             sub, reads, symbols = self.chain.subchain([value], [value])
             segment = self._views[value] = Segment((value,), sub, reads, (value,), tuple(symbols.items()))
         (values[value],) = evaluate(segment.chain, [values[r] for r in segment.reads], segment.sizes(sizes))
+
+
+View = tuple[int, tuple[int, ...], tuple[int, ...], int]
+
+
+def _view(t: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> torch.Tensor:
+    """An index map of a tensor, by its strides: what replaying it would give, at once."""
+    return t.as_strided(size, stride, t.storage_offset() + offset)
 
 
 def _dense(t: torch.Tensor) -> bool:

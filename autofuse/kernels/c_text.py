@@ -238,6 +238,8 @@ class CPrinter(Printer):
         f = "f" if source == "float32" else ""
         if op in INFIX:
             return f"{x} {INFIX[op]} {args[1]}"
+        if op in ("max", "min") and e.args[1].is_const and not math.isnan(float(Builder.number(e.args[1]) or 0)):
+            return f"{x} {'<' if op == 'max' else '>'} {args[1]} ? {args[1]} : {x}"  # keeps a NaN with one comparison
         if op in ("max", "min"):
             return f"af_{op}{SUFFIX[e.dtype]}({x}, {args[1]})"
         if op == "where":

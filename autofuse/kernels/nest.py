@@ -194,7 +194,9 @@ class Nest:
         for r, a in accs:
             sign = {"sum": "+", "prod": "*"}.get(r.attr[0], r.attr[0])
             clauses += f" reduction({sign}:{inner[a]})"
-        p.line(f"#pragma omp simd{clauses}")
+        plain = not writes and all(r.attr[0] in ("max", "min") and r.dtype in ("int32", "int64") for r, _ in accs)
+        if not plain:  # an integer extreme alone is vectorised in registers; told to, gcc keeps it in an array of lanes
+            p.line(f"#pragma omp simd{clauses}")
         p.line(f"for (int64_t {var} = {lower}; {var} < {upper}; ++{var}) {{")
         with p.scope():
             p.column[axis] = var
