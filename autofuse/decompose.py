@@ -107,12 +107,12 @@ def _decompose(value: Value, reads: tuple[Value, ...]) -> Chain:
         reader = Reader(value.name, env, gm, list(range(len(reads))), None, names)
         chain = reader.read_chain()
     except TraceError as e:
-        raise UnsupportedOp("no kernel kind makes it, nor what PyTorch makes it of; keep it outside the function") from e
+        raise UnsupportedOp(f"{value.op} has no kernel, nor has what PyTorch makes it of; keep it outside the function") from e
     except Exception as e:
         raise UnsupportedOp(f"{value.op} is not lowered: {type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}") from e
     for node in chain.values:
         if node.op == value.op or (node.op != INPUT and node.name not in ops.OPS):
-            raise UnsupportedOp("no kernel kind makes it yet; keep it outside the function")
+            raise UnsupportedOp(f"{value.op} has no kernel yet; keep it outside the function")
     return chain
 
 

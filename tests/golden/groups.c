@@ -28,7 +28,6 @@ void kernel(void **in, void **out, const int64_t *a, int64_t threads) {
       const float v8 = 1.0f / sqrtf(v7);
       for (int64_t c9 = 0; c9 < 8; ++c9) {
         int32_t s10 = INT32_MIN;
-        #pragma omp simd reduction(max:s10)
         for (int64_t c11 = 0; c11 < 8; ++c11) {
           const float x12 = af_from_bf16(in0[g0 * r0_0 + c9 * 8 + c11]);
           const float v13 = x12 * v8;
