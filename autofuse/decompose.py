@@ -97,8 +97,8 @@ def _decompose(value: Value, reads: tuple[Value, ...]) -> Chain:
                 return size(arg.dim)
             return ops.TORCH[arg.name] if isinstance(arg, Dtype) else arg
 
-        args = [_lists(map_arg(a, leaf)) for a in value.args]
-        return (overload(*args, **{k: _lists(map_arg(a, leaf)) for k, a in value.kwargs}),)
+        args = [lists(map_arg(a, leaf)) for a in value.args]
+        return (overload(*args, **{k: lists(map_arg(a, leaf)) for k, a in value.kwargs}),)
 
     try:
         with mode, torch.no_grad(), warnings.catch_warnings():
@@ -116,8 +116,9 @@ def _decompose(value: Value, reads: tuple[Value, ...]) -> Chain:
     return chain
 
 
-def _lists(arg: Any) -> Any:
-    return [_lists(a) for a in arg] if isinstance(arg, tuple) else arg
+def lists(arg: Any) -> Any:
+    """An argument as ATen takes it: lists in place of tuples."""
+    return [lists(a) for a in arg] if isinstance(arg, tuple) else arg
 
 
 def expand(chain: Chain) -> tuple[list[Value], list[int]]:

@@ -26,7 +26,7 @@ from .lookup import Choice, Lookup, warn_once
 from .program import Bound, Program
 from .store.records import WorkloadRecord
 from .trace import flatten_call, sizes_of, trace
-from .workload import layouts_of, rows_of, workload_of
+from .workload import layouts_of, workload_of
 
 MAX_CALLS = 4096  # exact signatures kept a function; row counts of a server's life fit, a leak does not
 NEAR_ROWS_LOG2 = 6.0  # a config tuned at up to 64 times fewer or more rows may serve
@@ -411,4 +411,4 @@ def fuse(fn: Callable[..., Any] | None = None, *, store: str | None = None, name
     return Fused(fn, store, name)
 
 
-__all__ = ["Explanation", "Fused", "fuse", "reload", "rows_of"]
+__all__ = ["Explanation", "Fused", "fuse", "reload"]

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from . import ops
 from .chain import INPUT, Arg, Chain, Dtype, Ref, Size, Value, dim_value, map_arg
-from .decompose import overload_of
+from .decompose import lists, overload_of
 
 FP8_MAX = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
-
-
-def _lists(arg: Any) -> Any:
-    return [_lists(a) for a in arg] if isinstance(arg, tuple) else arg
 
 
 def _call(v: Value, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> torch.Tensor:
@@ -24,7 +20,7 @@ def _call(v: Value, args: Sequence[Any], kwargs: Mapping[str, Any], device: torc
     if ops.OPS.get(v.name) is not None and ops.OPS[v.name].kind == "factory" and not v.refs:
         kw["device"] = device
         kw.setdefault("dtype", ops.TORCH[v.dtype])
-    made = overload(*[_lists(a) for a in args], **{k: _lists(a) for k, a in kw.items()})
+    made = overload(*[lists(a) for a in args], **{k: lists(a) for k, a in kw.items()})
     assert isinstance(made, torch.Tensor)
     return made
 
@@ -123,6 +119,3 @@ def _oracle_value(
         return made.to(ops.TORCH[v.dtype])
     made = made.to(torch.float64)
     return rounded(made, v.dtype) if entry is not None and entry.kind == "factory" else made
-
-
-Function = Callable[..., Any]

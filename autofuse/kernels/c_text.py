@@ -158,7 +158,6 @@ class CPrinter(Printer):
         super().__init__(low, addressing)
         self.math = math_mode
         self.column: dict[str, str] = {}
-        self.buffers: dict[int, str] = {}
 
     def declare(self, dtype: str, text: str, prefix: str = "v") -> str:
         name = self.fresh(prefix)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import UnsupportedOp
 from .expr import FLOATS, Access, Builder, Expr, Idx, walk
 
 MODES = ("exact", "fast")
@@ -199,9 +198,3 @@ def _ordered(b: Builder, e: Expr) -> Expr:
         c = e.args[0]
         return b("where", b("lt", c.args[1], c.args[0]), e.args[1], e.args[2])
     return e
-
-
-def check_integers(e: Expr) -> None:
-    """Raise UnsupportedOp for an operation that has no integer form."""
-    if e.op in ("pow", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "tanh", "sigmoid", "erf") and e.dtype not in FLOATS:
-        raise UnsupportedOp(f"{e.op} of integers is not lowered: cast to a float first")

@@ -109,11 +109,6 @@ class TritonPrinter(Printer):
             return ""
         return "[" + ", ".join(":" if k == position else "None" for k in range(rank)) + "]"
 
-    def shape_of(self, e: Expr) -> str:
-        """ "t" for a tile, "r" for a vector of rows, "s" for a scalar; of what is already named."""
-        name = self.name(e)
-        return self.kind.get(name, "s")
-
     def text(self, e: Expr, space: tuple[str, ...] | None) -> str:
         """The value as an operand in a tile of `space` (or among rows)."""
         name = self.name(e)
