@@ -156,8 +156,6 @@ class Worker:
         assert self._process is not None and self._log is not None
         until = time.monotonic() + timeout_s
         self._taken = False
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._log.fileno(), 0)
         try:
             line = self._exchange(json.dumps(request).encode() + b"\n", until)
         except TimeoutError:
@@ -175,6 +173,9 @@ class Worker:
         if not isinstance(answer, dict) or not isinstance(answer.get("status"), str):
             self._end()
             return {"status": "crashed", "message": f"the measuring process answered nonsense: {line[:80]!r}"}
+        with contextlib.suppress(OSError):
+            # only once it has answered: what it wrote while it started, or died before a request, is why it ended
+            os.ftruncate(self._log.fileno(), 0)
         return answer
 
     def _exchange(self, data: bytes, until: float) -> bytes:

@@ -203,7 +203,16 @@ def test_refused_setup(setup: dict[str, Any]) -> None:
             worker.request({"op": "dance"})
 
 
-def test_python_that_does_not_start(setup: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dead", [False, True], ids=["soon", "before it is asked"])
+def test_python_that_does_not_start(setup: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dead: bool) -> None:
+    spawn = Worker._spawn
+
+    def spawn_and_wait(self: Worker) -> None:
+        spawn(self)
+        assert self._process is not None and self._process.wait(30) == 1
+
+    if dead:
+        monkeypatch.setattr(Worker, "_spawn", spawn_and_wait)
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho 'no torch here' >&2\nexit 1\n")
     broken.chmod(0o755)
