@@ -126,10 +126,10 @@ def _compiler() -> str:
 def _openmp() -> str:
     """A small kernel that is compiled and run as the real ones are."""
     from .device import cpu_threads
-    from .kernels.base import Source
+    from .kernels.base import Launch, Source
     from .kernels.build import compile_c
 
-    source = Source("cpu", KERNEL, "kernel", (), ("threads",), ())
+    source = Source("cpu", KERNEL, (Launch("kernel", (), ("threads",), (), ()),))
     with tempfile.TemporaryDirectory(prefix="autofuse-doctor-") as folder:
         library = ctypes.CDLL(str(compile_c(source, Path(folder))))
         count = ctypes.c_long(0)

@@ -29,7 +29,7 @@ class Knob:
     def log2(self) -> bool:
         """Whether the values are consecutive powers of two, to be searched by exponent."""
         v = [x for x in self.values if isinstance(x, int)]
-        return len(v) == len(self.values) > 1 and all(x > 0 and y == 2 * x for x, y in pairwise(v))
+        return len(v) == len(self.values) > 1 and v[0] > 0 and not v[0] & (v[0] - 1) and all(y == 2 * x for x, y in pairwise(v))
 
     def active(self, knobs: Knobs) -> bool:
         """Whether the knob exists beside these choices."""
@@ -87,27 +87,41 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Source:
-    """Generated source of one kernel: text, entry point, scalar arguments, launch shape, and which inputs it reads.
+class Launch:
+    """One launch of a program: entry point, scalar arguments (see layout.bind), launch shape, and the tensors it takes.
 
-    grid: ("rows", rows a program, column blocks), ("flat", block) or ("threads",)
+    grid: ("rows", rows a program, column blocks), ("units", programs a row, column blocks), ("flat", block) or ("threads",)
+    inputs, outputs, workspaces: which of the segment's and the source's, by number
     """
 
-    target: str
-    text: str
     entry: str
     args: tuple[tuple[object, ...], ...]
     grid: tuple[object, ...]
     inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    workspaces: tuple[int, ...] = ()
     num_warps: int = 4
     num_stages: int = 1
+
+
+@dataclass(frozen=True)
+class Source:
+    """Generated source of one segment's program: its text, and the launches in order.
+
+    workspaces: (dtype, elements a row) of memory that the launches share and that is given back after them
+    """
+
+    target: str
+    text: str
+    launches: tuple[Launch, ...]
+    workspaces: tuple[tuple[str, int], ...] = ()
     threads: int = 1
     fuse_products: bool = True
 
     @property
     def hash(self) -> str:
-        """32 hex digits that name the compiled kernel: source, and what the compiler is told beside it."""
-        told = repr((self.target, self.text, self.entry, self.num_warps, self.num_stages, self.fuse_products))
+        """32 hex digits that name the compiled program: source, and what the compiler is told beside it."""
+        told = repr((self.target, self.text, [(k.entry, k.num_warps, k.num_stages) for k in self.launches], self.fuse_products))
         return hashlib.sha256(told.encode()).hexdigest()[:32]
 
 

@@ -164,7 +164,7 @@ def compile_c(source: Source, cache: Path) -> Path:
 
 
 def load(source: Source, cache: Path) -> Any:
-    """The loaded kernel: a ctypes function for C, a JIT function for Triton. Built at most once a process.
+    """The loaded program: a ctypes function for C, a JIT function a launch for Triton. Built at most once a process.
 
     Raises BuildError where a compiler refuses the source.
     """
@@ -200,8 +200,9 @@ def _load_triton(source: Source, cache: Path) -> Any:
     if importlib.util.find_spec("triton") is None:
         raise BuildError("triton is not installed: pip install triton, or use the CPU (--device cpu)")
     name = f"autofuse_kernel_{hashlib.sha256(source.text.encode()).hexdigest()[:32]}"
+    entries = [launch.entry for launch in source.launches]
     if name in sys.modules:
-        return sys.modules[name].kernel
+        return tuple(getattr(sys.modules[name], e) for e in entries)
     path = cache / "triton" / f"{name}.py"
     try:
         if not path.exists() or path.read_text() != source.text:
@@ -217,4 +218,4 @@ def _load_triton(source: Source, cache: Path) -> Any:
     except Exception as e:
         del sys.modules[name]
         raise BuildError(f"triton refused {path}: {type(e).__name__}: {e}") from e
-    return module.kernel
+    return tuple(getattr(module, e) for e in entries)

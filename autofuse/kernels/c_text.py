@@ -226,6 +226,8 @@ class CPrinter(Printer):
             return self.load(e)
         if e.op == "index":
             return self.index(e)
+        if e.op == "count":
+            return self.addressing.count(e.attr)
         if e.op == "reduce":
             raise Infeasible("a reduction inside its own loop")
         return self.declare(e.dtype, self.operation(e, [self.name(a) for a in e.args]))

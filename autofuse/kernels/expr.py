@@ -257,6 +257,10 @@ class Builder:
             return self.const(idx.const, "int64")
         return self.make("index", (), idx, "int64", idx.axes)
 
+    def count(self, symbols: tuple[str, ...]) -> Expr:
+        """The product of row counts as an int64 value, known when a kernel is launched."""
+        return self.make("count", (), symbols, "int64", frozenset())
+
     def reduce(self, kind: str, x: Expr, axes: frozenset[str], dtype: str | None = None) -> Expr:
         """sum, max, min (integers, or floats known to carry no NaN that matters), prod over `axes`."""
         return self.make("reduce", (x,), (kind, tuple(sorted(axes))), dtype or x.dtype, x.axes - axes)

@@ -1,4 +1,4 @@
-"""A loaded kernel on tensors: scalar arguments, grid, stream."""
+"""A loaded program on tensors: scalar arguments, grids, workspaces, stream."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
+from .. import ops
 from ..chain import Chain
 from ..errors import LaunchError
-from .base import Source
+from .base import Launch, Source
 from .layout import Layout, Operand, bind
 from .lower import Lowered
 
-Launch = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
+Run = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
 _forked = False
 
 
@@ -37,31 +38,33 @@ def operand_of(tensor: torch.Tensor) -> Operand:
 
 
 class Kernel:
-    """One generated kernel, ready to run on any row count of its layout."""
+    """One segment's generated program, ready to run on any row count of its layout."""
 
     def __init__(self, low: Lowered, layout: Layout, source: Source, loaded: Any) -> None:
         self.low, self.layout, self.source, self.loaded = low, layout, source, loaded
         self.chain: Chain = low.chain
 
-    def arguments(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> list[int]:
-        """The scalar arguments for these tensors."""
+    def arguments(
+        self, launch: Launch, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
+    ) -> list[int]:
+        """The scalar arguments of a launch for these tensors."""
         operands = [operand_of(t) for t in (*inputs, *outputs)]
-        return bind(self.source.args, self.layout, self.low.extents, operands, sizes)
+        return bind(launch.args, self.layout, self.low, operands, sizes)
 
     def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> None:
         """Run on the current stream (or this thread), writing `outputs`. Raises LaunchError where the launch fails."""
         self.bind(inputs, outputs, sizes)(inputs, outputs)
 
-    def bind(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Launch:
-        """A launch for tensors of exactly these sizes and strides: what can be computed once is computed here."""
+    def bind(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Run:
+        """A run for tensors of exactly these sizes and strides: what can be computed once is computed here."""
         if all(t.numel() == 0 for t in outputs):
             return _nothing
-        scalars = self.arguments(inputs, outputs, sizes)
         if self.source.target == "cpu":
-            return self._bind_c(len(inputs), len(outputs), scalars)
-        return self._bind_triton(scalars, outputs, sizes)
+            (launch,) = self.source.launches
+            return self._bind_c(len(inputs), len(outputs), self.arguments(launch, inputs, outputs, sizes))
+        return self._bind_triton(inputs, outputs, sizes)
 
-    def _bind_c(self, inputs: int, outputs: int, scalars: Sequence[int]) -> Launch:
+    def _bind_c(self, inputs: int, outputs: int, scalars: Sequence[int]) -> Run:
         ins_type, outs_type = ctypes.c_void_p * max(1, inputs), ctypes.c_void_p * outputs
         numbers = (ctypes.c_int64 * max(1, len(scalars)))(*scalars)
         loaded, threads = self.loaded, self.source.threads
@@ -74,28 +77,50 @@ class Kernel:
 
         return launch
 
-    def grid(self, scalars: Sequence[int], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The number of programs along each axis of the grid."""
-        kind = self.source.grid
+    def grid(self, launch: Launch, outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The number of programs along each axis of a launch's grid."""
+        kind = launch.grid
         if kind[0] == "flat":
             return (-(-outputs[0].numel() // int(str(kind[1]))),)
-        rows = bind((("rows",),), self.layout, self.low.extents, (), sizes)[0]
+        rows = self._rows(sizes)
         if rows >= 2**31:
             raise LaunchError(f"{rows} rows are more than one launch takes: split the call")
-        programs = -(-rows // int(str(kind[1])))
+        programs = -(-rows // int(str(kind[1]))) if kind[0] == "rows" else rows * int(str(kind[1]))
         return (programs, int(str(kind[2])))
 
-    def _bind_triton(self, scalars: Sequence[int], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Launch:
-        grid = self.grid(scalars, outputs, sizes)
-        if not all(grid):
-            return _nothing
-        jit, reads = self.loaded[grid], self.source.inputs
-        options = {
-            "num_warps": self.source.num_warps, "num_stages": self.source.num_stages,
-            "enable_fp_fusion": self.source.fuse_products,
-        }  # fmt: skip
+    def _rows(self, sizes: Mapping[str, int]) -> int:
+        return bind((("rows",),), self.layout, self.low, (), sizes)[0]
 
-        def launch(ins: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
-            jit(*[ins[k] for k in reads], *outs, *scalars, **options)
+    def workspaces(self, sizes: Mapping[str, int]) -> list[tuple[int, torch.dtype]]:
+        """Elements and dtype of each workspace at these row counts."""
+        rows = self._rows(sizes)
+        return [(rows * n, ops.TORCH[dtype]) for dtype, n in self.source.workspaces]
 
-        return launch
+    def _bind_triton(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Run:
+        device = outputs[0].device
+        work = self.workspaces(sizes)
+        parts = []
+        for launch, jit in zip(self.source.launches, self.loaded, strict=True):
+            grid = self.grid(launch, outputs, sizes)
+            if not all(grid):
+                continue
+            options = {
+                "num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": self.source.fuse_products,
+            }  # fmt: skip
+            parts.append((jit[grid], launch, self.arguments(launch, inputs, outputs, sizes), options))
+        if len(parts) == 1 and not work and parts[0][1].outputs == tuple(range(len(outputs))):
+            jit, launch, scalars, options = parts[0]
+            reads = launch.inputs
+
+            def run(ins: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+                jit(*[ins[k] for k in reads], *outs, *scalars, **options)
+
+            return run
+
+        def run_all(ins: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+            held = [torch.empty(n, dtype=dtype, device=device) for n, dtype in work]
+            for jit, launch, scalars, options in parts:
+                tensors = [*(ins[k] for k in launch.inputs), *(outs[k] for k in launch.outputs)]
+                jit(*tensors, *(held[k] for k in launch.workspaces), *scalars, **options)
+
+        return run_all

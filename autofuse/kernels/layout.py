@@ -106,7 +106,8 @@ def layout_of(low: Lowered, operands: Sequence[Operand], sizes: Mapping[str, int
     extent = {a: dim_value(low.extents[a], sizes) for a in low.rows}
     groups: list[list[str]] = []
     for axis in reversed(low.rows):
-        if groups and _joins(axis, groups[0], parts, operands, extent, sizes):
+        same = groups and (axis in low.reduced) == (groups[0][0] in low.reduced)
+        if same and _joins(axis, groups[0], parts, operands, extent, sizes):
             groups[0].insert(0, axis)
         else:
             groups.insert(0, [axis])
@@ -186,7 +187,12 @@ class Addressing:
         self.low, self.layout = low, layout
         self.inputs = low.chain.num_inputs
         self.args: dict[str, tuple[object, ...]] = {"rows": ("rows",)}
-        for g in range(1, len(layout.groups)):
+        # the groups of row axes that results keep come first, then those that reductions join
+        self.reduced = tuple(g for g, axes in enumerate(layout.groups) if axes[0] in low.reduced)
+        self.kept = tuple(g for g in range(len(layout.groups)) if g not in self.reduced)
+        if self.reduced:
+            self.args["reds"] = ("reds",)
+        for g in (*self.kept[1:], *self.reduced[1:]):
             self.args[f"e{g}"] = ("extent", g)
         self._group_of = {a: g for g, axes in enumerate(layout.groups) for a in axes}
 
@@ -198,6 +204,12 @@ class Addressing:
         name = f"t{operand}_{dim}"
         self.args[name] = ("stride", operand, dim)
         return 1, name
+
+    def count(self, symbols: tuple[str, ...]) -> str:
+        """The argument that holds a product of row counts."""
+        name = "n_" + "_".join(symbols)
+        self.args[name] = ("count", symbols)
+        return name
 
     def address(self, operand: int, access: Access) -> Address:
         """The address of an access; `operand` counts the inputs first, then the outputs."""
@@ -239,17 +251,20 @@ class Addressing:
 def bind(
     specs: Sequence[tuple[object, ...]],
     layout: Layout,
-    low_extents: Mapping[str, Dim],
+    low: Lowered,
     operands: Sequence[Operand],
     sizes: Mapping[str, int],
 ) -> list[int]:
     """The scalar arguments of a launch, in the order of `specs`."""
-    extent = {a: dim_value(low_extents[a], sizes) for g in layout.groups for a in g}
+    extent = {a: dim_value(low.extents[a], sizes) for g in layout.groups for a in g}
     made = []
     for spec in specs:
         kind = spec[0]
-        if kind == "rows":
-            made.append(prod(extent.values()))
+        if kind in ("rows", "reds"):
+            made.append(prod(n for a, n in extent.items() if (a in low.reduced) == (kind == "reds")))
+        elif kind == "count":
+            assert isinstance(spec[1], tuple)
+            made.append(prod(sizes[s] for s in spec[1]))
         elif kind == "numel":
             made.append(prod(operands[-1].sizes))
         elif kind == "extent":

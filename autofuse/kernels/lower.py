@@ -21,6 +21,7 @@ from ..errors import Infeasible, UnsupportedOp
 from .axes import Analysis, static_size, total
 from .expr import FLOATS, Access, Builder, Expr, Idx, axis_index, children, compute_dtype, walk
 
+OVER_ROWS = frozenset({"sum", "mean", "amax", "amin", "any", "all", "prod"})  # what a reduction over leading axes may be
 MAX_PIECES = 8  # a concatenation is written in up to this many pieces of one size, else with a mask a part
 
 
@@ -46,7 +47,8 @@ def reduced_dims(v: Value) -> tuple[int, ...]:
 class Lowered:
     """One segment, lowered.
 
-    rows       axes that every store has and no reduction joins: what programs or threads share out
+    rows       axes that programs or threads share out: those that every store has, then the `reduced` ones
+    reduced    row axes that a reduction joins (sums over rows); stores have all of them or, as its result, none
     cols       static axes that are reduced, or along which a row statistic is used
     spaces     the columns that meet in one value, outermost first; values of two spaces meet only in row values
     stores     what is written; `reduces` every reduction, arguments first
@@ -81,12 +83,11 @@ class Lowered:
         given = v.args[1] if len(v.args) > 1 else None
         if (given is None or given == ()) and v.name not in ("linalg_vector_norm", "norm"):
             out = tuple(range(len(shape)))
-        for d in out:
-            if not isinstance(shape[d], int):
-                raise UnsupportedOp(
-                    f"{v.op} reduces a leading axis: reductions are over the last, static axes; give it dim=-1, or "
-                    "reduce over rows outside the function"
-                )
+        if any(not isinstance(shape[d], int) for d in out) and v.name not in OVER_ROWS:
+            raise UnsupportedOp(
+                f"{v.op} reduces a leading axis, and over rows there are only {', '.join(sorted(OVER_ROWS))}: give it dim=-1, "
+                "or compute it outside the function"
+            )
         return out
 
     def natural(self, v: int) -> tuple[Idx, ...]:
@@ -395,7 +396,8 @@ class Lowered:
                     raise Infeasible(f"{v.op} is read at another index than its own")
                 at += 1
         over = frozenset(axes)
-        n = static_size(total(axes, self.extents))
+        size = total(axes, self.extents)
+        n = 0 if size == 0 else static_size(total([a for a in axes if isinstance(self.extents[a], int)], self.extents))
         out = compute_dtype(v.dtype)
         work = out if out in FLOATS else compute_dtype(s.dtype)
         rounds = name in ("argmax", "argmin", "any", "all") or (v.dtype not in ops.ITEMSIZE)
@@ -425,8 +427,18 @@ class Lowered:
         return i.value is None and not (i.axes & set(reduced)) and len(i.terms) <= 1 and all(c == (1, ()) for _, c in i.terms)
 
     def _over(self, kind: str, e: Expr, over: frozenset[str]) -> Expr:
-        """A reduction; along axes that the argument does not vary with, a sum multiplies and an extreme is itself."""
+        """A reduction; along axes that the argument does not vary with, a sum multiplies and an extreme is itself.
+
+        Columns are reduced before rows, so that a kernel reduces each in its own way.
+        """
         b = self.b
+        rows = frozenset(a for a in over if not isinstance(self.extents[a], int))
+        if rows and rows != over:
+            return self._over(kind, self._over(kind, e, over - rows), rows)
+        if rows:
+            if not rows <= e.axes:
+                raise UnsupportedOp(f"a {kind} over rows of what does not vary with them is not lowered: multiply by their count")
+            return b.reduce(kind, e, rows)
         missing = sorted(over - e.axes)
         n = static_size(total(missing, self.extents))
         if n == 0 or any(self.extents[a] == 0 for a in over):
@@ -454,6 +466,9 @@ class Lowered:
             if name == "mean" and self._with_variance(v) and out in FLOATS:
                 return self._mean(e, over, n)
             made = self._over("sum", e, over)
+            symbols = dim_factors(total(sorted(over), self.extents))[1]
+            if name == "mean" and symbols:
+                return b("div", made, b("mul", b.cast(b.count(symbols), out), b.const(n, out)))
             return made if name == "sum" else b("mul", made, b.const(_ratio(1, n), out))
         if name in ("any", "all"):
             bits = b.cast(b.cast(e, "bool"), "int32")
@@ -565,7 +580,11 @@ class Lowered:
             mine = set[Expr]().union(*(under[c.number] for c in children(e)))
             under[e.number] = mine | {e} if e.op == "reduce" else mine
         joined = {a for r in self.reduces for a in r.attr[1]}
-        cols = set(joined)
+        self._find_reduced(under)
+        cols = joined - self.reduced
+        for r in self.reduces:
+            if self.reduced & set(r.attr[1]):
+                cols |= {a for a in r.axes if isinstance(self.extents[a], int)}
         for store in self.stores:
             axes = store.access.axes
             for r in under[store.value.number]:
@@ -579,9 +598,11 @@ class Lowered:
         for store in self.stores:
             for i in store.access.index:
                 every += [a for a, c in sorted(i.terms, key=lambda t: _order(t[1])) if a not in every]
-        self.rows = tuple(a for a in every if a not in cols)
+        every += [a for a in sorted(self.reduced) if a not in every]
+        kept = [a for a in every if a not in cols and a not in self.reduced]
+        self.rows = (*kept, *(a for a in every if a in self.reduced))
         for store in self.stores:
-            missing = set(self.rows) - store.access.axes
+            missing = (set(self.rows) if store in self.whole else set(kept)) - store.access.axes
             if missing:
                 raise Infeasible("outputs of different rows are no one segment")
         for r in self.reduces:
@@ -589,6 +610,28 @@ class Lowered:
                 raise Infeasible("a reduction over other rows than the outputs'")
         self.cols = frozenset(cols)
         self.spaces = self._find_spaces(cols)
+
+    def _find_reduced(self, under: dict[int, set[Expr]]) -> None:
+        """The row axes that reductions join, and `whole`, the stores of every row."""
+        folds = [r for r in self.reduces if any(not isinstance(self.extents[a], int) for a in r.attr[1])]
+        self.folds = frozenset(folds)
+        self.reduced = frozenset(a for r in folds for a in r.attr[1])
+        for r in folds:
+            if set(r.attr[1]) != self.reduced:
+                raise Infeasible("reductions over different rows are no one segment")
+            if self.folds & under[r.args[0].number]:
+                raise Infeasible("a reduction over rows of what depends on another one")
+        self.whole: list[Store] = []
+        for store in self.stores:
+            depends = bool(self.folds & under[store.value.number])
+            if store.access.axes & self.reduced:
+                if depends:
+                    raise Infeasible("rows that depend on a reduction over them")
+                self.whole.append(store)
+            elif any(r not in self.folds and self.folds & under[r.number] for r in under[store.value.number]):
+                raise Infeasible("a reduction over columns of a reduction over rows")
+        if not folds:
+            self.whole = list(self.stores)
 
     def _pointwise_cols(self) -> set[str]:
         """Without reductions the columns are the innermost static axes of the largest output, enough to fill a warp."""

@@ -46,7 +46,7 @@ class Legal:
             if made is not None:
                 assert isinstance(made, Expr)
                 return made
-        if e.op in ("const", "reduce", "cast", "round", "bits", "unbits"):
+        if e.op in ("const", "count", "reduce", "cast", "round", "bits", "unbits"):
             return b.make(e.op, args, e.attr, e.dtype, e.axes)
         return b(e.op, *args)
 

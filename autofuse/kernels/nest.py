@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import prod
 
 from ..errors import Infeasible
-from .base import Knob, Knobs, Source, Space, Task
+from .base import Knob, Knobs, Launch, Source, Space, Task
 from .c_text import COMPUTE, PRELUDE, STORAGE, CPrinter, identity
 from .expr import Expr, children, walk
 from .layout import Addressing
@@ -348,10 +348,9 @@ class Nest:
         head += [f"  const int64_t {name} = a[{k}]; (void){name};" for k, name in enumerate(args)]
         text = PRELUDE + "\n" + "\n".join([*head, *body, "}"]) + "\n"
         flags = f"vector={self.knobs['vector']}"
-        return Source(
-            "cpu", f"/* {flags} */\n{text}", "kernel", tuple(args.values()), ("threads",), tuple(range(chain.num_inputs)),
-            threads=int(self.knobs["threads"]),
-        )  # fmt: skip
+        ins, outs = tuple(range(chain.num_inputs)), tuple(range(len(chain.outputs)))
+        launch = Launch("kernel", tuple(args.values()), ("threads",), ins, outs)
+        return Source("cpu", f"/* {flags} */\n{text}", (launch,), threads=int(self.knobs["threads"]))
 
     def _rows(self, groups: int) -> list[str]:
         p, low = self.p, self.low

@@ -11,13 +11,14 @@ from typing import Any
 
 from ..errors import BuildError
 from . import build
-from .base import Source
+from .base import Launch, Source
 from .lower import Lowered
 
 TRITON_TYPES = {
     "float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8e4nv",
     "float8_e5m2": "fp8e5", "int8": "i8", "uint8": "u8", "int16": "i16", "int32": "i32", "int64": "i64", "bool": "i1",
 }  # fmt: skip
+VARYING = ("rows", "reds", "numel")  # row counts: a kernel is not specialised on them
 
 
 @dataclass(frozen=True)
@@ -29,16 +30,22 @@ class Resources:
     shared_bytes: int
 
 
-def compile_for(source: Source, low: Lowered, arch: int, cache: Path, aligned: bool = True) -> Any:
-    """The kernel compiled for sm_<arch>; `aligned`: pointers and strides divide by 16, as for ordinary tensors.
+def compile_for(source: Source, low: Lowered, arch: int, cache: Path, aligned: bool = True) -> list[Any]:
+    """Each launch compiled for sm_<arch>; `aligned`: pointers and strides divide by 16, as for ordinary tensors.
 
     Raises BuildError where Triton refuses the source.
     """
+    return [
+        _compile(source, launch, function, low, arch, aligned)
+        for launch, function in zip(source.launches, build.load(source, cache), strict=True)
+    ]
+
+
+def _compile(source: Source, launch: Launch, function: Any, low: Lowered, arch: int, aligned: bool) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    function = build.load(source, cache)
     names = list(function.arg_names)
     signature, attrs = {}, {}
     for k, name in enumerate(names):
@@ -46,14 +53,16 @@ def compile_for(source: Source, low: Lowered, arch: int, cache: Path, aligned: b
             signature[name] = "*" + TRITON_TYPES[low.values[int(name[2:])].dtype]
         elif name.startswith("out") and name[3:].isdigit():
             signature[name] = "*" + TRITON_TYPES[low.chain.values[low.chain.outputs[int(name[3:])]].dtype]
+        elif name.startswith("ws") and name[2:].isdigit():
+            signature[name] = "*" + TRITON_TYPES[source.workspaces[int(name[2:])][0]]
         else:
             signature[name] = "i32"
-        if aligned and (signature[name] != "i32" or name not in ("rows", "numel")):
+        if aligned and (signature[name] != "i32" or name not in VARYING):
             attrs[(k,)] = [["tt.divisibility", 16]]
     try:
         return triton.compile(
             ASTSource(function, signature, {}, attrs), target=GPUTarget("cuda", arch, 32),
-            options={"num_warps": source.num_warps, "num_stages": source.num_stages, "enable_fp_fusion": source.fuse_products},
+            options={"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": source.fuse_products},
         )  # fmt: skip
     except Exception as e:
         raise BuildError(
@@ -62,16 +71,19 @@ def compile_for(source: Source, low: Lowered, arch: int, cache: Path, aligned: b
 
 
 def resources(source: Source, low: Lowered, arch: int, cache: Path) -> Resources:
-    """The resources of a kernel on sm_<arch>, read from its binary. Raises BuildError."""
+    """The most that any launch takes on sm_<arch>, read from the binaries. Raises BuildError."""
     import triton
 
-    compiled = compile_for(source, low, arch, cache)
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
-        f.write(compiled.asm["cubin"])
-        f.flush()
-        done = subprocess.run([str(tool), "-res-usage", f.name], capture_output=True, text=True, check=False)
-    found = {k: int(v) for k, v in re.findall(r"(REG|STACK|SHARED):(\d+)", done.stdout + done.stderr)}
-    if "REG" not in found:
-        raise BuildError(f"{tool} told no resources: {(done.stderr or done.stdout).strip()[:200]}")
-    return Resources(found["REG"], found["STACK"], max(compiled.metadata.shared, 0))
+    registers = stack = shared = 0
+    for compiled in compile_for(source, low, arch, cache):
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
+            f.write(compiled.asm["cubin"])
+            f.flush()
+            done = subprocess.run([str(tool), "-res-usage", f.name], capture_output=True, text=True, check=False)
+        found = {k: int(v) for k, v in re.findall(r"(REG|STACK|SHARED):(\d+)", done.stdout + done.stderr)}
+        if "REG" not in found:
+            raise BuildError(f"{tool} told no resources: {(done.stderr or done.stdout).strip()[:200]}")
+        registers, stack = max(registers, found["REG"]), max(stack, found["STACK"])
+        shared = max(shared, compiled.metadata.shared, 0)
+    return Resources(registers, stack, shared)

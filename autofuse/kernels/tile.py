@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import prod
 
 from ..errors import Infeasible
-from .base import Knobs, Source, Task
+from .base import Knobs, Launch, Source, Task
 from .expr import FLOATS, Expr, children, walk
 from .layout import Addressing
 from .lower import Lowered, Store
@@ -95,8 +95,7 @@ class Tiles:
 
     def source(self) -> Source:
         p, low = self.p, self.low
-        groups = len(self.task.layout.groups)
-        p.prologue(groups)
+        p.prologue()
         mark = len(p.lines)
         if self.form == "flat" or self.form == "whole":
             self._columns("0")
@@ -108,7 +107,7 @@ class Tiles:
             self._print_stores(self.stores)
         else:
             self._loops()
-        p.lines[mark:mark] = [p.indent + h for h in p.hoisted]
+        p.lines[mark:mark] = [p.indent + text for _, text in p.hoisted]
         return self._wrap()
 
     def _columns(self, start: str) -> None:
@@ -249,27 +248,39 @@ class Tiles:
 
     def _wrap(self) -> Source:
         p = self.p
-        inputs = [f"in{k}" for k in range(self.low.chain.num_inputs) if _uses("\n".join(p.lines), f"in{k}")]
-        outputs = [f"out{k}" for k in range(len(self.low.chain.outputs))]
-        body = "\n".join(p.lines)
-        args = {n: s for n, s in self.addressing.args.items() if n == "rows" or _uses(body, n)}
-        prelude = "\n\n".join(PRELUDE[n] for n in PRELUDE if n in p.prelude)
-        text = "import triton\nimport triton.language as tl\n\n\n" + (prelude + "\n\n" if prelude else "")
-        # row counts vary from call to call: a kernel that specialised on one would be compiled again for the next
-        varying = [n for n in args if n == "rows" or n[0] == "e"]
-        text += f"@triton.jit(do_not_specialize={varying!r})\ndef kernel({', '.join([*inputs, *outputs, *args])}):\n{body}\n"
-        numbers = tuple(int(n[2:]) for n in inputs)
+        text, launch = function(p, "kernel", self._grid(), int(self.knobs["num_warps"]), int(self.knobs.get("num_stages", 1)))
+        return Source("cuda", module(p.prelude, [text]), (launch,), fuse_products=self.math == "fast")
+
+    def _grid(self) -> tuple[object, ...]:
         if self.form == "flat":
-            grid: tuple[object, ...] = ("flat", int(p.blocks[self.low.spaces[0][0]]))
-        elif self.form == "tile" and self.low.spaces:
+            return ("flat", int(self.p.blocks[self.low.spaces[0][0]]))
+        if self.form == "tile" and self.low.spaces:
             s = self.low.spaces[0]
-            grid = ("rows", self.rows, -(-self._extent(s[0]) // p.blocks[s[0]]))
-        else:
-            grid = ("rows", self.rows, 1)
-        return Source(
-            "cuda", text, "kernel", tuple(args.values()), grid, numbers, int(self.knobs["num_warps"]),
-            int(self.knobs.get("num_stages", 1)), fuse_products=self.math == "fast",
-        )  # fmt: skip
+            return ("rows", self.rows, -(-self._extent(s[0]) // self.p.blocks[s[0]]))
+        return ("rows", self.rows, 1)
+
+
+def function(
+    p: TritonPrinter, entry: str, grid: tuple[object, ...], num_warps: int, num_stages: int = 1, workspaces: Sequence[int] = ()
+) -> tuple[str, Launch]:
+    """A printed body as a function, and its launch: only the tensors and scalars that the body names are arguments."""
+    body = "\n".join(p.lines)
+    inputs = [k for k in range(p.low.chain.num_inputs) if _uses(body, f"in{k}")]
+    outputs = [k for k in range(len(p.low.chain.outputs)) if _uses(body, f"out{k}")]
+    work = [k for k in workspaces if _uses(body, f"ws{k}")]
+    args = {n: s for n, s in p.addressing.args.items() if n == "rows" or _uses(body, n)}
+    names = [*(f"in{k}" for k in inputs), *(f"out{k}" for k in outputs), *(f"ws{k}" for k in work), *args]
+    # row counts vary from call to call: a kernel that specialised on one would be compiled again for the next
+    varying = [n for n in args if n in ("rows", "reds") or n[0] == "e" or n.startswith("n_")]
+    text = f"@triton.jit(do_not_specialize={varying!r})\ndef {entry}({', '.join(names)}):\n{body}\n"
+    launch = Launch(entry, tuple(args.values()), grid, tuple(inputs), tuple(outputs), tuple(work), num_warps, num_stages)
+    return text, launch
+
+
+def module(prelude: set[str], functions: Sequence[str]) -> str:
+    """A whole source file."""
+    parts = [*(PRELUDE[n] for n in PRELUDE if n in prelude), *functions]
+    return "import triton\nimport triton.language as tl\n\n\n" + "\n\n".join(parts)
 
 
 def _uses(body: str, name: str) -> bool:

@@ -90,6 +90,9 @@ class TritonPrinter(Printer):
         super().__init__(low, addressing)
         self.rows_per_program, self.blocks, self.math, self.flat = rows, dict(blocks), math_mode, flat
         self.rowdim = rows > 1
+        # the row dimension of a tile runs along these groups of row axes; the others stand still in a program
+        self.along = addressing.reduced or addressing.kept
+        self.along_axes = {a for g in self.along for a in addressing.layout.groups[g]}
         self.kind: dict[str, str] = {}
         self.prelude: set[str] = set()
         self.column: dict[str, str] = {}
@@ -124,7 +127,7 @@ class TritonPrinter(Printer):
 
     # ---- rows and columns
 
-    def prologue(self, groups: int) -> None:
+    def prologue(self) -> None:
         """The program's rows and where each group of row axes stands."""
         self.line("pid = tl.program_id(0)")
         if self.flat:
@@ -132,19 +135,27 @@ class TritonPrinter(Printer):
             cols = prod(self.extent(a) for a in self.low.spaces[0])
             self.line(f"numel = rows.to(tl.int64) * {cols}")
             self.line(f"first = pid.to(tl.int64) * {self.blocks[self.low.spaces[0][0]]}")
-        if self.flat or not groups:
-            return
+        elif self.addressing.kept:
+            self.set_rows(f"pid * {self.rows_per_program}" if self.rowdim else "pid", "rows", self.addressing.kept)
+
+    def set_rows(self, first: str, end: str, groups: Sequence[int]) -> None:
+        """Define the rows of a tile, from `first` on and below `end`, and where each of their groups stands."""
         if self.rowdim:
-            self.line(f"row = pid * {self.rows_per_program} + tl.arange(0, {self.rows_per_program})")
-            self.line("row_ok = row < rows")
+            self.line(f"row = {first} + tl.arange(0, {self.rows_per_program})")
+            self.line(f"row_ok = row < {end}")
         else:
-            self.line("row = pid")
-        left = "row"
-        for g in range(groups - 1, 0, -1):
+            self.line(f"row = {first}")
+        self.place("row", groups)
+
+    def place(self, linear: str, groups: Sequence[int]) -> None:
+        """Where each of these groups of row axes stands, from the number of a row among them."""
+        left = linear
+        for g in reversed(groups[1:]):
             self.line(f"g{g} = {left} % e{g}")
             self.line(f"q{g} = {left} // e{g}")
             left = f"q{g}"
-        self.line(f"g0 = {left}")
+        for g in groups[:1]:
+            self.line(f"g{g} = {left}")
 
     def set_column(self, axis: str, start: str, bounded: bool) -> None:
         """Define an axis's column index (from `start` on) and its mask where the tile may pass the extent."""
@@ -171,8 +182,9 @@ class TritonPrinter(Printer):
             if key not in self.base:
                 self.base[key] = self.fresh("b")
                 # hoisted to where rows are known: they are defined in the outermost scope
-                self.hoisted.append(f"{self.base[key]} = g{g}.to(tl.int64) * {arg}")
-            rows.append(self.base[key] + (self.expand(0, self.rank(space)) if self.rowdim and space is not None else ""))
+                self.hoisted.append((g, f"{self.base[key]} = g{g}.to(tl.int64) * {arg}"))
+            wide = self.rowdim and space is not None and g in self.along
+            rows.append(self.base[key] + (self.expand(0, self.rank(space)) if wide and space is not None else ""))
         parts = [name, *rows]
         if a.const:
             parts.append(str(a.const))
@@ -187,13 +199,17 @@ class TritonPrinter(Printer):
             parts.append(" * ".join([term, *([str(factor)] if factor != 1 else []), *([arg] if arg else [])]))
         return " + ".join(parts)
 
-    hoisted: list[str]
+    hoisted: list[tuple[int, str]]
+
+    def _along(self, a: Address, axes: frozenset[str]) -> bool:
+        """Whether an access varies along the tile's row dimension."""
+        return any(g in self.along for g, _ in a.rows) or bool(axes & self.along_axes)
 
     def _masks(self, a: Address, space: tuple[str, ...] | None, axes: frozenset[str], extra: Expr | None = None) -> list[str]:
         if self.flat:
             return [f"first + {self.column[self.low.spaces[0][0]]} < numel"] if a.rows or a.cols else []
         masks = []
-        if self.rowdim and (a.rows or axes & set(self.low.rows)):
+        if self.rowdim and self._along(a, axes):
             masks.append("row_ok" + (self.expand(0, self.rank(space)) if space is not None else ""))
         masks += [self.mask[c] for c in (space or ()) if c in axes and c in self.mask]
         if extra is not None:
@@ -218,7 +234,7 @@ class TritonPrinter(Printer):
             text = f"({text} != 0)"
         elif storage != e.dtype:
             text += f".to({TYPES[e.dtype]})"
-        rowish = self.rowdim and (bool(a.rows) or bool(e.axes & set(self.low.rows)))
+        rowish = self.rowdim and self._along(a, e.axes)
         return self.assign(text, "t" if space is not None else "r" if rowish else "s", "x")
 
     def store(self, store: Store, value: Expr) -> None:
@@ -288,6 +304,8 @@ class TritonPrinter(Printer):
             return self.load(e)
         if e.op == "index":
             return self.index(e)
+        if e.op == "count":
+            return self.assign(f"{self.addressing.count(e.attr)}.to(tl.int64)", "s", "n")
         if e.op == "reduce":
             return self.reduce(e)
         space = self.space(e)

@@ -55,16 +55,19 @@ def compile_triton(
     kernel: Kernel, reads: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int],
 ) -> dict[str, Any]:  # fmt: skip
     """Compile for these arguments without launching. Raises what Triton raises."""
-    scalars = kernel.arguments(reads, outputs, sizes)
-    tensors = [reads[k] for k in kernel.source.inputs]
-    if not hasattr(kernel.loaded, "warmup") or not all(t.numel() for t in outputs):
+    if not all(hasattr(jit, "warmup") for jit in kernel.loaded) or not all(t.numel() for t in outputs):
         return {}
-    s = kernel.source
-    grid = kernel.grid(scalars, outputs, sizes)
-    made = kernel.loaded.warmup(
-        *tensors, *outputs, *scalars, grid=grid, num_warps=s.num_warps, num_stages=s.num_stages, enable_fp_fusion=s.fuse_products
-    )
-    return facts([made]) if made is not None else {}
+    work = [torch.empty(n, dtype=dtype, device=outputs[0].device) for n, dtype in kernel.workspaces(sizes)]
+    made = []
+    for launch, jit in zip(kernel.source.launches, kernel.loaded, strict=True):
+        tensors = [*(reads[k] for k in launch.inputs), *(outputs[k] for k in launch.outputs), *(work[k] for k in launch.workspaces)]
+        made.append(
+            jit.warmup(
+                *tensors, *kernel.arguments(launch, reads, outputs, sizes), grid=kernel.grid(launch, outputs, sizes),
+                num_warps=launch.num_warps, num_stages=launch.num_stages, enable_fp_fusion=kernel.source.fuse_products,
+            )
+        )  # fmt: skip
+    return facts([m for m in made if m is not None])
 
 
 def facts(compiled: Sequence[Any]) -> dict[str, Any]:
@@ -89,7 +92,7 @@ def resources(program: Program) -> dict[str, Any]:
     """The largest of each resource over a config's kernels; nothing on a CPU."""
     compiled: list[Any] = []
     for step in program.steps:
-        caches = getattr(step.kernel.loaded, "device_caches", None) if step.kernel is not None else None
-        for cache in (caches or {}).values():
-            compiled.extend(cache[0].values())
+        for jit in step.kernel.loaded if step.kernel is not None and isinstance(step.kernel.loaded, tuple) else ():
+            for cache in (getattr(jit, "device_caches", None) or {}).values():
+                compiled.extend(cache[0].values())
     return facts(compiled)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import time
 
-from autofuse.kernels.base import Knobs, Source, Space, Task
+from autofuse.kernels.base import Knobs, Launch, Source, Space, Task
 from autofuse.kernels.registry import BY_NAME
 
 FAULTS = {
@@ -80,7 +80,7 @@ void kernel(void **in, void **out, const long *args, long threads) {{
     {FAULTS[fault]}
 }}
 """
-        return Source("cpu", text, "kernel", (("numel",),), ("threads",), (0,))
+        return Source("cpu", text, (Launch("kernel", (("numel",),), ("threads",), (0,), (0,)),))
 
 
 BY_NAME[Faulty.name] = Faulty()

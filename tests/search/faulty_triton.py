@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autofuse.kernels.base import Knobs, Source, Space, Task
+from autofuse.kernels.base import Knobs, Launch, Source, Space, Task
 from autofuse.kernels.registry import BY_NAME
 
 FAULTS = {
@@ -46,7 +46,7 @@ def kernel(in0, out0, numel):
     {FAULTS[fault]}
 """
         warps = 64 if fault == "warps" else 4
-        return Source("cuda", text, "kernel", (("numel",),), ("flat", 1024), (0,), num_warps=warps)
+        return Source("cuda", text, (Launch("kernel", (("numel",),), ("flat", 1024), (0,), (0,), num_warps=warps),))
 
 
 BY_NAME[FaultyTriton.name] = FaultyTriton()
