@@ -51,12 +51,12 @@ def start(tmp_path: Path, trials: int) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def wait_for(path: Path, count: int, seconds: float = 60) -> None:
+def wait_for(path: Path, count: int, seconds: float = 60, where: str = "true") -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if path.exists():
             try:
-                if rows(path, "SELECT count(*) FROM trial")[0][0] >= count:
+                if rows(path, f"SELECT count(*) FROM trial WHERE {where}")[0][0] >= count:
                     return
             except sqlite3.OperationalError:
                 pass  # not made yet
@@ -72,7 +72,7 @@ def measured(path: Path) -> list[tuple[Any, ...]]:
 def test_a_killed_job_loses_and_repeats_no_trial(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     first = start(tmp_path, 60)
-    wait_for(path, 8)
+    wait_for(path, 4, where="schedule_id IS NOT NULL")
     first.send_signal(signal.SIGKILL)
     first.communicate()
     before = measured(path)

@@ -472,7 +472,10 @@ class Lowered:
             return made if name == "sum" else b("mul", made, b.const(_ratio(1, n), out))
         if name in ("any", "all"):
             bits = b.cast(b.cast(e, "bool"), "int32")
-            return b("ne", self._over("max" if name == "any" else "min", bits, over), b.const(0, "int32"))
+            made = self._over("max" if name == "any" else "min", bits, over)
+            # over no rows a maximum is the least integer and a minimum the largest
+            made = b("max", made, b.const(0, "int32")) if name == "any" else b("min", made, b.const(1, "int32"))
+            return b("ne", made, b.const(0, "int32"))
         if name in ("amax", "amin"):
             if n == 0:
                 raise UnsupportedOp(f"{v.op} over no elements has no value")

@@ -31,6 +31,8 @@ def cpu_space(kind: str, version: int, task: Task) -> Space:
         Knob("vector", (256, 512)),
         Knob("math", ("exact", "fast")),
     ]
+    if task.low.reduced:
+        knobs[1] = Knob("chunks", tuple(dict.fromkeys((1, *(threads[-1] * k for k in (1, 2, 4, 8, 16, 32))))))
     if task.low.reduces:
         knobs.append(Knob("keep", ("none", "costly", "all")))
     elif not task.layout.flat:
@@ -50,6 +52,11 @@ def cpu_seed(task: Task) -> dict[str, int | str]:
         "vector": 256,
         "math": default_math(task),
     }
+    if task.low.reduced:
+        del made["row_block"]
+        # short sums keep fp32 accurate; a chunk of few rows would cost more to join than to compute
+        most = task.limits.threads * 32
+        made["chunks"] = next((c for c in (task.limits.threads * k for k in (1, 2, 4, 8, 16)) if task.rows <= c * 64), most)
     if task.low.reduces:
         made["keep"] = "costly"
     elif not task.layout.flat:
@@ -66,13 +73,20 @@ class Nest:
         self.task, self.low, self.knobs = task, task.low, knobs
         self.addressing = Addressing(task.low, task.layout)
         self.math = str(knobs["math"])
-        self.stores = legal_stores(task.low, self.math)
+        self.stores = self._writes()
         self.p = CPrinter(task.low, self.addressing, self.math)
         self.keep = str(knobs.get("keep", "none"))
         self.buffers: dict[int, tuple[str, str, int]] = {}  # expression -> (name, dtype, elements)
         for e in walk([v for _, v in self.stores]):
             if e.op == "reduce":
                 self._home(e)
+
+    def _writes(self) -> list[tuple[Store, Expr]]:
+        """What a row writes."""
+        return legal_stores(self.low, self.math)
+
+    def _write(self, store: Store, value: Expr) -> None:
+        self.p.store(store, value)
 
     # ---- structure
 
@@ -166,7 +180,7 @@ class Nest:
                 for r, a in flat_accs:
                     self._accumulate(a, r)
                 for s, v in flat:
-                    p.store(s, v)
+                    self._write(s, v)
             p.line("}")
             return
         self._innermost(space, axis, n, writes, accs)
@@ -200,13 +214,11 @@ class Nest:
         p.line(f"for (int64_t {var} = {lower}; {var} < {upper}; ++{var}) {{")
         with p.scope():
             p.column[axis] = var
-            for number, (name, _, _) in self.buffers.items():
-                if name in self.filled and self._buffer_space[number] == space:
-                    p.scopes[-1][number] = f"{name}[{self._linear(space)}]"
+            self._enter(space)
             for r, a in accs:
                 self._accumulate(inner[a], r)
             for s, v in writes:
-                p.store(s, v)
+                self._write(s, v)
             for e in walk([v for _, v in writes] + [r.args[0] for r, _ in accs]):
                 if e.number not in self.buffers or self._buffer_space[e.number] != space or p.known(e) is None:
                     continue
@@ -222,6 +234,12 @@ class Nest:
             p.line("}")
         self.filled |= self.just_filled
         self.just_filled.clear()
+
+    def _enter(self, space: tuple[str, ...]) -> None:
+        """Inside the loops over all of a space: what lies in buffers over it has a name here."""
+        for number, (name, _, _) in self.buffers.items():
+            if name in self.filled and self._buffer_space[number] == space:
+                self.p.scopes[-1][number] = f"{name}[{self._linear(space)}]"
 
     def _linear(self, space: tuple[str, ...]) -> str:
         text = ""
@@ -260,7 +278,7 @@ class Nest:
     # ---- one row
 
     def _row(self) -> None:
-        p, low = self.p, self.low
+        low = self.low
         everything = [v for _, v in self.stores]
         reduces = [r for r in self._below(everything) if self._home(r)[1] == 0]
         level = self._levels(reduces)
@@ -281,7 +299,7 @@ class Nest:
             assert not deeper, "a pass before its reductions"
             self._pass(space, 0, mine, writes)
         for s, v in left:
-            p.store(s, v)
+            self._write(s, v)
 
     def _space_of(self, store: Store) -> tuple[str, ...] | None:
         return next((self.p.space_of[c] for c in store.access.axes if c in self.p.space_of), None)
@@ -333,11 +351,10 @@ class Nest:
 
     def source(self) -> Source:
         p, low = self.p, self.low
-        groups = len(self.task.layout.groups)
         flat = self.task.layout.flat and not low.reduces and bool(low.spaces)
         self.filled, self.just_filled, self._buffer_space = set(), set(), {}
         p.depth = 3
-        body = self._flat() if flat else self._rows(groups)
+        body = self._flat() if flat else self._rows()
         args = dict(self.addressing.args)
         if flat:
             args["numel"] = ("numel",)
@@ -352,8 +369,10 @@ class Nest:
         launch = Launch("kernel", tuple(args.values()), ("threads",), ins, outs)
         return Source("cpu", f"/* {flags} */\n{text}", (launch,), threads=int(self.knobs["threads"]))
 
-    def _rows(self, groups: int) -> list[str]:
+    def _rows(self) -> list[str]:
+        """The function's body: rows shared out among threads."""
         p, low = self.p, self.low
+        groups = len(self.task.layout.groups)
         chunk = int(self.knobs.get("chunk_cols", 0))
         pieces = 1
         if chunk and low.spaces and len(low.spaces[0]) == 1:
@@ -365,9 +384,7 @@ class Nest:
         row, p.lines = p.lines[mark:], p.lines[:mark]
         block = int(self.knobs["row_block"])
         out = ["  #pragma omp parallel num_threads((int)threads) if(threads > 1)", "  {"]
-        for name, dtype, n in self.buffers.values():
-            size = (n * (8 if dtype == "float64" else 4) + 63) // 64 * 64
-            out.append(f"  {COMPUTE[dtype]} *restrict {name} = aligned_alloc(64, {size});")
+        out += self._allocate()
         # the innermost group of row axes is a loop of its own: a division a row would cost as much as a short row
         units = "1" if not groups else "rows" if groups == 1 else f"(rows / e{groups - 1})"
         out.append(f"  #pragma omp for schedule(static, {block})")
@@ -384,9 +401,19 @@ class Nest:
             row = [*row, "    }"]
         out += row
         out.append("  }")
-        out += [f"  free({name});" for name, _, _ in self.buffers.values()]
-        out.append("  }")
+        out += [*self._free(), "  }"]
         return out
+
+    def _allocate(self) -> list[str]:
+        """A thread's row buffers."""
+        made = []
+        for name, dtype, n in self.buffers.values():
+            size = (n * (8 if dtype == "float64" else 4) + 63) // 64 * 64
+            made.append(f"  {COMPUTE[dtype]} *restrict {name} = aligned_alloc(64, {size});")
+        return made
+
+    def _free(self) -> list[str]:
+        return [f"  free({name});" for name, _, _ in self.buffers.values()]
 
     def _flat(self) -> list[str]:
         p = self.p
@@ -402,7 +429,7 @@ class Nest:
                     p.column[a] = "0"
                 p.column[axis] = "c"
                 for s, v in self.stores:
-                    p.store(s, v)
+                    self._write(s, v)
             p.line("}")
         lines = [*row, *p.lines]
         zeros = [f"    const int64_t g{g} = 0; (void)g{g};" for g in range(len(self.task.layout.groups))]

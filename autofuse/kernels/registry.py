@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from ..errors import Infeasible
 from .base import Kind, Task
+from .colreduce import ColReduce
 from .pointwise import Pointwise
 from .rowreduce import RowReduce
 
-KINDS: tuple[Kind, ...] = (Pointwise(), RowReduce())
+KINDS: tuple[Kind, ...] = (ColReduce(), Pointwise(), RowReduce())
 BY_NAME: dict[str, Kind] = {k.name: k for k in KINDS}
 
 

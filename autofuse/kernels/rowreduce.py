@@ -10,7 +10,8 @@ from .tile import MAX_TILE, Tiles, default_math, next_power
 WHOLE_MAX = 2**16  # columns of a whole row in registers
 
 
-def _padded(task: Task) -> int:
+def padded(task: Task) -> int:
+    """Columns of the widest space, each axis filled up to a power of two."""
     return max((prod(next_power(int(task.low.extents[a])) for a in s) for s in task.low.spaces), default=1)
 
 
@@ -29,7 +30,7 @@ class RowReduce:
             from .nest import cpu_space
 
             return cpu_space(self.name, self.version, task)
-        cols = _padded(task)
+        cols = padded(task)
         forms: list[int | str] = [f for f, ok in (("whole", cols <= WHOLE_MAX), ("looped", cols > 1024)) if ok]
         rows = tuple(r for r in (1, 2, 4, 8, 16, 32) if r == 1 or (r * cols <= 2**15 and task.low.rows))
         knobs = (
@@ -62,7 +63,7 @@ class RowReduce:
             from .nest import cpu_seed
 
             return cpu_seed(task)
-        cols = _padded(task)
+        cols = padded(task)
         common: dict[str, int | str] = {"math": default_math(task), "load_evict": "", "store_evict": ""}
         if cols <= 2**15:
             rows = 1

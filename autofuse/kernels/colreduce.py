@@ -1,0 +1,89 @@
+"""Reductions over rows: sums, means and extremes along leading axes, alone or beside what is computed a row at a time."""
+
+from __future__ import annotations
+
+from math import prod
+
+from ..errors import Infeasible
+from .base import Knob, Knobs, Source, Space, Task
+from .columns import Columns, needs_whole_rows
+from .rowreduce import padded
+from .tile import default_math, next_power
+
+MAX_WIDE = 2**14  # columns of a whole row: its accumulators stay in registers beside the row itself
+PER_THREAD = 128  # elements
+
+
+class ColReduce:
+    """Programs fold chunks of rows into partial results, which a second launch joins in a fixed order."""
+
+    name = "colreduce"
+    version = 1
+
+    def match(self, task: Task) -> bool:
+        """A segment with a reduction over rows."""
+        return bool(task.low.reduced)
+
+    def _tile(self, task: Task, k: Knobs) -> int:
+        cols = padded(task)
+        return int(k["block_rows"]) * (cols if needs_whole_rows(task.low) else min(cols, int(k["block_cols"])))
+
+    def space(self, task: Task) -> Space:
+        if task.limits.target == "cpu":
+            from .nest import cpu_space
+
+            return cpu_space(self.name, self.version, task)
+        cols, sms = padded(task), task.limits.sm_count
+        if needs_whole_rows(task.low):
+            if cols > MAX_WIDE:
+                raise Infeasible(f"rows of {cols} columns are too wide to be kept beside sums over rows")
+            shape: tuple[Knob, ...] = (
+                Knob("block_rows", tuple(r for r in (1, 2, 4, 8, 16, 32, 64) if r == 1 or r * cols <= 2**14)),
+                Knob("chunks", (1, *(sms * k for k in (1, 2, 4, 8) if sms * k > 1))),
+            )
+        else:
+            shape = (
+                Knob("block_rows", (1, 2, 4, 8, 16, 32, 64, 128, 256)),
+                Knob("block_cols", tuple(c for c in (32, 64, 128, 256, 512, 1024) if c <= cols) or (cols,)),
+                Knob("chunks", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)),
+            )
+        knobs = (*shape, Knob("num_warps", (1, 2, 4, 8, 16, 32)), Knob("math", ("exact", "fast")))
+
+        def check(k: Knobs) -> str | None:
+            tile, threads = self._tile(task, k), 32 * int(k["num_warps"])
+            if tile > threads * PER_THREAD:
+                return f"over {PER_THREAD} elements a thread"
+            return "more threads than elements" if tile < threads // 2 else None
+
+        return Space(self.name, self.version, knobs, check)
+
+    def seed(self, task: Task) -> dict[str, int | str]:
+        if task.limits.target == "cpu":
+            from .nest import cpu_seed
+
+            return cpu_seed(task)
+        cols, sms = padded(task), task.limits.sm_count
+        math = default_math(task)
+        if needs_whole_rows(task.low):
+            rows = max(1, min(64, 2048 // cols))
+            warps = max(1, min(32, rows * cols // 512))
+            return {"block_rows": rows, "chunks": sms * 2 if sms > 1 else 1, "num_warps": warps, "math": math}
+        block = min(cols, 128)
+        rows = max(1, min(256, 4096 // block))
+        pieces = -(-prod(int(task.low.extents[a]) for s in task.low.spaces for a in s) // block)
+        chunks = min(512, next_power(max(1, 4 * sms // max(1, pieces))))
+        return {
+            "block_rows": rows,
+            "block_cols": block,
+            "chunks": chunks,
+            "num_warps": max(1, min(4, rows * block // 64)),
+            "math": math,
+        }
+
+    def emit(self, task: Task, knobs: Knobs) -> Source:
+        knobs = self.space(task).validate(knobs)
+        if task.limits.target == "cpu":
+            from .nest_columns import ColumnNest
+
+            return ColumnNest(task, knobs).source()
+        return Columns(task, knobs).source()

@@ -1,0 +1,120 @@
+"""The C function of a segment with reductions over rows: threads fold chunks of rows, then join them in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from .c_text import COMPUTE, identity
+from .columns import detached
+from .expr import Access, Expr, axis_index
+from .lower import Store
+from .nest import Nest
+from .tile import legal_stores
+
+
+@dataclass(frozen=True)
+class Fold(Store):
+    """What a row adds to a chunk's partial result: `access` is its place among the columns."""
+
+    kind: str
+    buffer: str
+
+
+class ColumnNest(Nest):
+    """Chunks of rows are the units that threads share out; results are joined after them."""
+
+    def _writes(self) -> list[tuple[Store, Expr]]:
+        low = self.low
+        stores = legal_stores(low, self.math)
+        self.folds, self.leaves, self.results = detached(low, [(s, v) for s, v in stores if s not in low.whole])
+        self.joining = False
+        made: list[tuple[Store, Expr]] = [(s, v) for s, v in stores if s in low.whole]
+        for k, f in enumerate(self.folds):
+            place = axis_index(self._mine(f), low.extents)
+            made.append((Fold(Access(-1, (place,)), f, f.attr[0], f"acc{k}"), f.args[0]))
+        return made
+
+    def _mine(self, f: Expr) -> list[str]:
+        return [a for s in self.low.spaces for a in s if a in f.axes]
+
+    def _place(self, f: Expr) -> str:
+        text = ""
+        for a in self._mine(f):
+            text = self.p.column[a] if not text else f"({text}) * {self._extent(a)} + {self.p.column[a]}"
+        return text or "0"
+
+    def _write(self, store: Store, value: Expr) -> None:
+        if not isinstance(store, Fold):
+            super()._write(store, value)
+            return
+        self._add(f"{store.buffer}[{self._place(store.value)}]", self.p.name(value), store.kind)
+
+    def _add(self, to: str, x: str, kind: str) -> None:
+        if kind in ("sum", "prod"):
+            self.p.line(f"{to} {'+' if kind == 'sum' else '*'}= {x};")
+        else:
+            self.p.line(f"{to} = {x} {'>' if kind == 'max' else '<'} {to} ? {x} : {to};")
+
+    def _enter(self, space: tuple[str, ...]) -> None:
+        super()._enter(space)
+        if self.joining:
+            for k, leaf in enumerate(self.leaves):
+                if set(self._mine(leaf)) <= set(space):
+                    self.p.scopes[-1][leaf.number] = f"acc{k}[{self._place(leaf)}]"
+
+    def _body(self, stores: list[tuple[Store, Expr]], depth: int) -> list[str]:
+        """One row's passes as text."""
+        p = self.p
+        mark, p.depth = len(p.lines), depth
+        self.stores = stores
+        with p.scope(indent=False):
+            self._row()
+        lines, p.lines = p.lines[mark:], p.lines[:mark]
+        return lines
+
+    def _decode(self, linear: str, groups: Sequence[int], indent: str) -> list[str]:
+        out, left = [], linear
+        for g in reversed(groups[1:]):
+            out.append(f"{indent}const int64_t g{g} = ({left}) % e{g}, q{g} = ({left}) / e{g}; (void)g{g};")
+            left = f"q{g}"
+        return [*out, *(f"{indent}const int64_t g{g} = {left}; (void)g{g};" for g in groups[:1])]
+
+    def _rows(self) -> list[str]:
+        p, chunks = self.p, int(self.knobs["chunks"])
+        row = self._body(self.stores, 4)
+        buffers, free = self._allocate(), self._free()
+        self.buffers, self.joining, keep, self.keep = {}, True, self.keep, "none"
+        with p.scope(indent=False):
+            for k, leaf in enumerate(self.leaves):
+                if not self._mine(leaf):
+                    p.define(leaf, f"acc{k}[0]")
+            result = self._body(self.results, 3)
+        self.keep = keep
+        width = [prod(self._extent(a) for a in self._mine(f)) for f in self.folds]
+        kind = [COMPUTE[f.dtype] for f in self.folds]
+        kept, reduced = self.addressing.kept, self.addressing.reduced
+        each = list(enumerate(self.folds))
+        out = [f"  const int64_t chunks = reds < {chunks} ? (reds > 0 ? reds : 1) : {chunks}, per = (reds + chunks - 1) / chunks;"]
+        out += [f"  {kind[k]} *ws{k} = malloc(rows * chunks * {width[k]} * sizeof({kind[k]}));" for k, _ in each]
+        out += ["  #pragma omp parallel num_threads((int)threads) if(threads > 1)", "  {", *buffers]
+        out += ["  #pragma omp for schedule(static)", "  for (int64_t unit = 0; unit < rows * chunks; ++unit) {"]
+        out += ["    const int64_t kept = unit / chunks, low = unit % chunks * per, high = low + per < reds ? low + per : reds;"]
+        out += self._decode("kept", kept, "    ")
+        for k, f in each:
+            out.append(f"    {kind[k]} *restrict acc{k} = ws{k} + unit * {width[k]};")
+            out.append(f"    for (int64_t c = 0; c < {width[k]}; ++c) acc{k}[c] = {identity(f.attr[0], f.dtype)};")
+        out += ["    for (int64_t at = low; at < high; ++at) {", *self._decode("at", reduced, "      "), *row, "    }", "  }"]
+        out += ["  #pragma omp for schedule(static)", "  for (int64_t unit = 0; unit < rows; ++unit) {"]
+        out += self._decode("unit", kept, "    ")
+        for k, f in each:
+            out.append(f"    {kind[k]} *restrict acc{k} = ws{k} + unit * chunks * {width[k]};")
+            out.append(f"    for (int64_t n = 1; n < chunks; ++n) {{ const {kind[k]} *restrict x = acc{k} + n * {width[k]};")
+            p.depth = 3
+            mark = len(p.lines)
+            self._add(f"acc{k}[c]", "x[c]", f.attr[0])
+            (line,), p.lines = p.lines[mark:], p.lines[:mark]
+            out.append(f"    for (int64_t c = 0; c < {width[k]}; ++c) {line.strip()} }}")
+        out += [*result, "  }", *free, "  }", *(f"  free(ws{k});" for k, _ in each)]
+        return out
