@@ -98,6 +98,12 @@ def tune(
     device: Annotated[str | None, typer.Option("--device", help="cpu or cuda:N [default: the GPU if there is one]")] = None,
     trials: Annotated[int | None, typer.Option("--trials", min=1, help="Most trials of a workload [default: 60]")] = None,
     seconds: Annotated[float | None, typer.Option("--seconds", min=0.1, help="Most seconds of a workload [default: 30]")] = None,
+    math: Annotated[
+        str | None,
+        typer.Option(
+            "--math", metavar="MODE", help="Only kernels of this math mode: exact, fast, approx [default: any that is right]"
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the search and of the arguments' values.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -106,7 +112,7 @@ def tune(
 
     wanted = _job(target, arg or [], axis or [], dtype or [], job)
     url = database_url(store)
-    rows, failed = _run(wanted, url, device, trials, seconds, seed)
+    rows, failed = _run(wanted, url, device, trials, seconds, seed, math)
     if rows or not failed:
         tables.show_tuned(rows, as_json)
     if any(row.state == "interrupted" for row in rows):
@@ -160,7 +166,9 @@ def _job(target: str | None, args: list[str], axes: list[str], dtypes: list[str]
     return Job((Request(target, Path(), tuple(specs.items()), tuple(sizes.items()), tuple(kinds) or (DTYPE,)),))
 
 
-def _run(job: Job, url: str, device: str | None, trials: int | None, seconds: float | None, seed: int) -> tuple[list[Tuned], bool]:
+def _run(
+    job: Job, url: str, device: str | None, trials: int | None, seconds: float | None, seed: int, math: str | None
+) -> tuple[list[Tuned], bool]:
     """Tune everything. Also says whether a function of several could not be tuned for a reason that was printed."""
     from .device import parse_device
 
@@ -182,6 +190,7 @@ def _run(job: Job, url: str, device: str | None, trials: int | None, seconds: fl
                 result = search(
                     fn, cases, store=url, device=place, trials=trials or request.trials,
                     seconds=seconds or request.seconds, seed=seed, progress=report, name=request.name,
+                    math=math or request.math,
                 )  # fmt: skip
             except (TraceError, InputError) as error:
                 told = f"{request.where}{error}{_hint(request) if isinstance(error, TraceError) and 'size' in str(error) else ''}"

@@ -5,12 +5,13 @@ device = "cuda:0"
 dtype = "bfloat16"               # or a list: of floating-point arguments that name none
 trials = 60                      # of each workload
 seconds = 30.0
+math = "exact"                   # only kernels of this math mode; left out, the search chooses
 
 [[tune]]
 function = "catalogue.py:softmax"    # a path from this file's folder, or package.module:function
 args = { x = "rows,cols" }           # as after --arg NAME=; a TOML number or true is a Python scalar
 axes = { rows = [1, 16, 2048], cols = 4096 }
-dtypes = ["bfloat16", "float16"]     # optional, as are trials, seconds and name
+dtypes = ["bfloat16", "float16"]     # optional, as are trials, seconds, math and name
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -44,6 +45,7 @@ class Request:
     dtypes: tuple[str, ...]
     trials: int = TRIALS
     seconds: float = SECONDS
+    math: str | None = None
     name: str | None = None
     where: str = ""
     how: str = "--arg"
@@ -93,6 +95,7 @@ Sizes = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_size
 Dtypes = Annotated[tuple[str, ...], BeforeValidator(_dtypes)]
 Trials = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+MathMode = Literal["exact", "fast", "approx"]
 Arg = Annotated[Any, BeforeValidator(_arg)]
 
 
@@ -107,6 +110,7 @@ class Defaults(_Table):
     dtype: Dtypes = (DTYPE,)
     trials: Trials = TRIALS
     seconds: Seconds = SECONDS
+    math: MathMode | None = None
 
 
 class Tune(_Table):
@@ -118,6 +122,7 @@ class Tune(_Table):
     dtypes: Dtypes | None = None
     trials: Trials | None = None
     seconds: Seconds | None = None
+    math: MathMode | None = None
     name: Annotated[str, Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
@@ -162,6 +167,7 @@ def load(path: Path) -> Job:
                 dtypes=t.dtypes or base.dtype,
                 trials=t.trials or base.trials,
                 seconds=t.seconds or base.seconds,
+                math=t.math or base.math,
                 name=t.name,
                 where=f"{path}{_line(text, ('tune', k))}: tune[{k}]: ",
                 how="the key args:",

@@ -85,25 +85,29 @@ class Layouts:
         operands = [self.operands[v] for v in (*segment.reads, *segment.writes)]
         return Task(segment.chain, segment.lowered, layout_of(segment.lowered, operands, mine), max(1, rows_of(mine)), limits)
 
-    def seed(self, nodes: Sequence[int], limits: Limits) -> tuple[Kind, dict[str, int | str]] | None:
-        """The kind and heuristic schedule of a segment, or None where no kernel makes it."""
+    def seed(
+        self, nodes: Sequence[int], limits: Limits, pins: Mapping[str, int | str] | None = None
+    ) -> tuple[Kind, dict[str, int | str]] | None:
+        """The kind and heuristic schedule of a segment, some knobs pinned, or None where no kernel makes it."""
         if self.fusion.legal(nodes) is not None:
             return None
         try:
             task = self.task(nodes, limits)
             kind = kind_of(task)
-            knobs = kind.seed(task)
+            knobs = {**kind.seed(task), **(pins or {})}
             kind.emit(task, knobs)
         except Infeasible:
             return None
         return kind, knobs
 
-    def plan(self, groups: Sequence[Sequence[int]], limits: Limits) -> tuple[Plan, list[dict[str, int | str]]]:
+    def plan(
+        self, groups: Sequence[Sequence[int]], limits: Limits, pins: Mapping[str, int | str] | None = None
+    ) -> tuple[Plan, list[dict[str, int | str]]]:
         """The plan of these groups of nodes with heuristic schedules; PyTorch runs a group that no kernel makes."""
         parts: list[Part] = []
         schedules: list[dict[str, int | str]] = []
         for nodes in groups:
-            made = self.seed(nodes, limits)
+            made = self.seed(nodes, limits, pins)
             parts.append(Part(EAGER if made is None else made[0].name, tuple(nodes)))
             schedules.append({} if made is None else made[1])
         return Plan(tuple(parts)), schedules

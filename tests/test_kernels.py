@@ -259,6 +259,11 @@ FORMS: dict[str, Knobs] = {
     "whole_rows": {"form": "whole", "rows_per_program": 4, "num_warps": 1},
     "looped": {"form": "looped", "block_cols": 16, "online": 0, "rows_per_program": 1, "num_warps": 1},
     "looped_online": {"form": "looped", "block_cols": 16, "online": 1, "rows_per_program": 1, "num_warps": 1},
+    "whole_storage": {"form": "whole", "rows_per_program": 2, "num_warps": 1, "keep": "storage", "in0": "evict_first"},
+    "persistent": {"form": "whole", "rows_per_program": 2, "num_warps": 1, "persistent": 1},
+    "persistent_storage": {"form": "whole", "rows_per_program": 1, "num_warps": 1, "persistent": 2, "keep": "storage"},
+    "split": {"form": "split", "pieces": 3, "block_cols": 8, "online": 0, "num_warps": 1},
+    "split_online": {"form": "split", "pieces": 4, "block_cols": 8, "online": 1, "num_warps": 1, "in0": "reuse"},
     "looped_rows": {"form": "looped", "block_cols": 32, "online": 1, "rows_per_program": 4, "num_warps": 1, "num_stages": 2},
 }
 TILES: dict[str, Knobs] = {
@@ -280,7 +285,8 @@ def test_row_forms(name: str, form: str) -> None:
     for cols, dtype in ((40, torch.float32), (72, torch.bfloat16), (64, torch.float16)):
         assert run(fn, (data(7, cols, dtype=dtype),), "cuda", of(form, FORMS, "exact")).message == ""
     if name != "groups":
-        assert run(fn, (data(3, 5, 34, dtype=torch.bfloat16),), "cuda", of(form, FORMS, "fast")).message == ""
+        for math in ("fast", "approx"):
+            assert run(fn, (data(3, 5, 34, dtype=torch.bfloat16),), "cuda", of(form, FORMS, math)).message == ""
 
 
 @pytest.mark.interpret
@@ -291,7 +297,7 @@ def test_row_forms_of_layouts(layout: str, form: str) -> None:
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("form", ["whole_rows", "looped", "looped_online"])
+@pytest.mark.parametrize("form", ["whole_rows", "whole_storage", "looped", "looped_online", "split", "split_online"])
 @pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("name", ROWWISE)
 def test_row_forms_of_values(name: str, values: str, form: str) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Protocol
 
 from ..chain import Chain
-from ..errors import Infeasible
+from ..errors import Infeasible, InputError
 from .layout import Layout
 from .lower import Lowered
 
@@ -19,11 +19,11 @@ Knobs = Mapping[str, int | str]
 @dataclass(frozen=True)
 class Knob:
     """One choice of a schedule. Integer knobs that are `log2` step by doubling. `when` names the knob values under
-    which this one exists at all (num_stages only under form=looped)."""
+    which this one exists at all (block_cols only under form=looped)."""
 
     name: str
     values: tuple[int | str, ...]
-    when: tuple[tuple[str, int | str], ...] = ()
+    when: tuple[tuple[str, tuple[int | str, ...]], ...] = ()
 
     @property
     def log2(self) -> bool:
@@ -33,7 +33,7 @@ class Knob:
 
     def active(self, knobs: Knobs) -> bool:
         """Whether the knob exists beside these choices."""
-        return all(knobs.get(n) == v for n, v in self.when)
+        return all(knobs.get(n) in values for n, values in self.when)
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,15 @@ class Space:
             raise Infeasible(reason)
         return made
 
+    def pinned(self, pins: Knobs) -> Space:
+        """The space with some knobs held at a value. Raises InputError for a value that a knob of this space has not."""
+        knobs = []
+        for k in self.knobs:
+            if k.name in pins and pins[k.name] not in k.values:
+                raise InputError(f"{k.name}={pins[k.name]} is none of this target's: {', '.join(map(str, k.values))}")
+            knobs.append(replace(k, values=(pins[k.name],)) if k.name in pins else k)
+        return replace(self, knobs=tuple(knobs))
+
     def reduce(self, knobs: Knobs) -> dict[str, int | str]:
         """Only the knobs that exist beside each other, in the space's order."""
         made: dict[str, int | str] = {}
@@ -90,7 +99,8 @@ class Limits:
 class Launch:
     """One launch of a program: entry point, scalar arguments (see layout.bind), launch shape, and the tensors it takes.
 
-    grid: ("rows", rows a program, column blocks), ("units", programs a row, column blocks), ("flat", block) or ("threads",)
+    grid: ("rows", rows a program, column blocks), ("units", programs a row, column blocks), ("persistent", rows a tile,
+    programs), ("flat", block) or ("threads",)
     inputs, outputs, workspaces: which of the segment's and the source's, by number
     """
 
@@ -102,6 +112,12 @@ class Launch:
     workspaces: tuple[int, ...] = ()
     num_warps: int = 4
     num_stages: int = 1
+
+    def options(self, fuse_products: bool) -> dict[str, int | bool]:
+        """What Triton's compiler is told."""
+        # ptxas gives up on a kernel that needs more registers than there are, and takes 32: told the most, it takes that
+        most = min(255, 65536 // (32 * self.num_warps))
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": fuse_products, "maxnreg": most}
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from typing import Any
 
 from ..errors import BuildError
 from .base import Source
+from .triton_text import PRELUDE, STAND_INS
 
 _FLAGS = (
     "-O3",
@@ -199,14 +200,18 @@ def _load_c(source: Source, cache: Path) -> Any:
 def _load_triton(source: Source, cache: Path) -> Any:
     if importlib.util.find_spec("triton") is None:
         raise BuildError("triton is not installed: pip install triton, or use the CPU (--device cpu)")
-    name = f"autofuse_kernel_{hashlib.sha256(source.text.encode()).hexdigest()[:32]}"
+    text = source.text
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        for part, instead in STAND_INS.items():
+            text = text.replace(PRELUDE[part], instead)
+    name = f"autofuse_kernel_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
     entries = [launch.entry for launch in source.launches]
     if name in sys.modules:
         return tuple(getattr(sys.modules[name], e) for e in entries)
     path = cache / "triton" / f"{name}.py"
     try:
-        if not path.exists() or path.read_text() != source.text:
-            _publish(path, lambda p: _write(p, source.text))
+        if not path.exists() or path.read_text() != text:
+            _publish(path, lambda p: _write(p, text))
     except OSError as e:
         raise BuildError(f"the kernel cache {cache} cannot be written ({e}): set AUTOFUSE_CACHE to a folder that can") from e
     spec = importlib.util.spec_from_file_location(name, path)

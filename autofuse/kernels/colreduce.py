@@ -7,6 +7,7 @@ from math import prod
 from ..errors import Infeasible
 from .base import Knob, Knobs, Source, Space, Task
 from .columns import Columns, needs_whole_rows
+from .mathmode import MODES
 from .rowreduce import padded
 from .tile import default_math, next_power
 
@@ -47,7 +48,7 @@ class ColReduce:
                 Knob("block_cols", tuple(c for c in (32, 64, 128, 256, 512, 1024) if c <= cols) or (cols,)),
                 Knob("chunks", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)),
             )
-        knobs = (*shape, Knob("num_warps", (1, 2, 4, 8, 16, 32)), Knob("math", ("exact", "fast")))
+        knobs = (*shape, Knob("num_warps", (1, 2, 4, 8, 16, 32)), Knob("math", MODES))
 
         def check(k: Knobs) -> str | None:
             tile, threads = self._tile(task, k), 32 * int(k["num_warps"])

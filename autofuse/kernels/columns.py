@@ -16,6 +16,7 @@ from .lower import Lowered, Store
 from .tile import function, legal_stores, module, next_power
 from .triton_text import TYPES, TritonPrinter, identity
 
+STANDING = 8  # columns a thread up to which what is the same for all rows stays in registers
 JOIN_TILE = 4096  # elements that the second launch holds at once
 
 
@@ -62,7 +63,7 @@ class Columns:
             texts.append(text)
             launches.append(launch)
         work = () if self.chunks == 1 else tuple((f.dtype, self.chunks * self._width(f)) for f in self.folds)
-        return Source("cuda", module(self.prelude, texts), tuple(launches), work, fuse_products=self.math == "fast")
+        return Source("cuda", module(self.prelude, texts), tuple(launches), work, fuse_products=self.math != "exact")
 
     # ---- tiles
 
@@ -85,7 +86,7 @@ class Columns:
 
     def _pieces(self, p: TritonPrinter) -> int:
         """Programs side by side along the columns."""
-        if needs_whole_rows(self.low) or not self.low.spaces:
+        if len(self.low.spaces) != 1:
             return 1
         a = self.low.spaces[0][0]
         return -(-self._extent(a) // p.blocks[a])
@@ -149,9 +150,10 @@ class Columns:
         mark = len(p.lines)
         bodies = [f.args[0] for f in self.folds]
         roots = [*bodies, *(v for _, v in self.whole)]
-        standing = [e for e in walk(roots) if self._stands(e)]
-        for e in standing:
-            p.name(e)
+        if max((prod(p.blocks[a] for a in s) for s in self.low.spaces), default=1) <= STANDING * 32 * self.warps:
+            for e in walk(roots):
+                if self._stands(e):
+                    p.name(e)
         accs = []
         for f in self.folds:
             acc = p.fresh("acc")
@@ -200,10 +202,9 @@ class Columns:
         return f"tl.where({ok}, {text}, {identity(f.attr[0], f.dtype)})"
 
     def _join(self) -> tuple[str, Launch]:
-        whole = needs_whole_rows(self.low)
         widest = max((prod(next_power(self._extent(a)) for a in s) for s in self.low.spaces), default=1)
-        block = widest if whole else min(widest, 128)
-        p = self._printer(1, 0 if whole else block)
+        block = widest if len(self.low.spaces) > 1 else min(widest, 128)
+        p = self._printer(1, block)
         p.along, p.along_axes = (), set()
         p.line("pid = tl.program_id(0)")
         p.place("pid", p.addressing.kept)

@@ -89,8 +89,10 @@ class Kernel:
         rows = self._rows(sizes)
         if rows >= 2**31:
             raise LaunchError(f"{rows} rows are more than one launch takes: split the call")
-        programs = -(-rows // int(str(kind[1]))) if kind[0] == "rows" else rows * int(str(kind[1]))
-        return (programs, int(str(kind[2])))
+        if kind[0] == "units":
+            return (rows * int(str(kind[1])), int(str(kind[2])))
+        programs = -(-rows // int(str(kind[1])))
+        return (min(programs, int(str(kind[2]))),) if kind[0] == "persistent" else (programs, int(str(kind[2])))
 
     def _rows(self, sizes: Mapping[str, int]) -> int:
         return bind((("rows",),), self.layout, self.low, (), sizes)[0]
@@ -108,9 +110,7 @@ class Kernel:
             grid = self.grid(launch, outputs, sizes)
             if not all(grid):
                 continue
-            options = {
-                "num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": self.source.fuse_products,
-            }  # fmt: skip
+            options = launch.options(self.source.fuse_products)
             parts.append((jit[grid], launch, self.arguments(launch, inputs, outputs, sizes), options))
         if len(parts) == 1 and not work and parts[0][1].outputs == tuple(range(len(outputs))):
             jit, launch, scalars, options = parts[0]

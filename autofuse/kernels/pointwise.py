@@ -5,14 +5,15 @@ from __future__ import annotations
 from math import prod
 
 from .base import Knob, Knobs, Source, Space, Task
-from .tile import MAX_TILE, Tiles, default_math, next_power
+from .mathmode import MODES
+from .tile import MAX_TILE, Tiles, default_math, hints, next_power, unhinted
 
 
 class Pointwise:
     """Programs take blocks of elements (flat), or blocks of rows x columns (tile)."""
 
     name = "pointwise"
-    version = 1
+    version = 2
 
     def match(self, task: Task) -> bool:
         """A segment without reductions whose outputs have one width."""
@@ -33,17 +34,16 @@ class Pointwise:
         flat = self._flat(task)
         knobs = (
             Knob("form", ("flat", "tile") if flat else ("tile",)),
-            Knob("block", (256, 512, 1024, 2048, 4096, 8192), (("form", "flat"),)),
-            Knob("rows_per_program", tuple(r for r in (1, 2, 4, 8, 16, 32, 64) if r == 1 or task.low.rows), (("form", "tile"),)),
+            Knob("block", (256, 512, 1024, 2048, 4096, 8192), (("form", ("flat",)),)),
+            Knob("rows_per_program", tuple(r for r in (1, 2, 4, 8, 16, 32, 64) if r == 1 or task.low.rows), (("form", ("tile",)),)),
             Knob(
                 "block_cols",
                 tuple(c for c in (64, 128, 256, 512, 1024, 2048, 4096, 8192) if c <= cols) or (cols,),
-                (("form", "tile"),),
+                (("form", ("tile",)),),
             ),
             Knob("num_warps", (1, 2, 4, 8, 16)),
-            Knob("math", ("exact", "fast")),
-            Knob("load_evict", ("", "evict_first")),
-            Knob("store_evict", ("", "evict_first")),
+            Knob("math", MODES),
+            *hints(task, False),
         )
 
         def check(k: Knobs) -> str | None:
@@ -60,7 +60,7 @@ class Pointwise:
             from .nest import cpu_seed
 
             return cpu_seed(task)
-        common: dict[str, int | str] = {"math": default_math(task), "load_evict": "", "store_evict": ""}
+        common: dict[str, int | str] = {"math": default_math(task), **unhinted(task)}
         if self._flat(task):
             return {"form": "flat", "block": 1024, "num_warps": 4, **common}
         cols = next_power(self._cols(task))

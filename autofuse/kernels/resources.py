@@ -62,7 +62,7 @@ def _compile(source: Source, launch: Launch, function: Any, low: Lowered, arch: 
     try:
         return triton.compile(
             ASTSource(function, signature, {}, attrs), target=GPUTarget("cuda", arch, 32),
-            options={"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": source.fuse_products},
+            options=launch.options(source.fuse_products),
         )  # fmt: skip
     except Exception as e:
         raise BuildError(

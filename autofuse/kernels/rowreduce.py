@@ -5,9 +5,12 @@ from __future__ import annotations
 from math import prod
 
 from .base import Knob, Knobs, Source, Space, Task
-from .tile import MAX_TILE, Tiles, default_math, next_power
+from .mathmode import MODES
+from .split import SplitRows
+from .tile import MAX_TILE, Tiles, default_math, hints, next_power, unhinted
 
 WHOLE_MAX = 2**16  # columns of a whole row in registers
+SPLIT_MIN = 2**13  # columns of a row that several programs share
 
 
 def padded(task: Task) -> int:
@@ -16,14 +19,14 @@ def padded(task: Task) -> int:
 
 
 class RowReduce:
-    """A whole row in registers (several rows a program), or columns in blocks with accumulators."""
+    """Whole rows in registers, columns in blocks with accumulators, or rows split among programs."""
 
     name = "rowreduce"
-    version = 1
+    version = 2
 
     def match(self, task: Task) -> bool:
-        """Any segment with a reduction, or with outputs of several widths."""
-        return bool(task.low.reduces) or len(task.low.spaces) > 1
+        """Any segment with a reduction over columns alone, or with outputs of several widths."""
+        return not task.low.reduced and (bool(task.low.reduces) or len(task.low.spaces) > 1)
 
     def space(self, task: Task) -> Space:
         if task.limits.target == "cpu":
@@ -31,22 +34,27 @@ class RowReduce:
 
             return cpu_space(self.name, self.version, task)
         cols = padded(task)
-        forms: list[int | str] = [f for f, ok in (("whole", cols <= WHOLE_MAX), ("looped", cols > 1024)) if ok]
+        few = task.rows < 4 * task.limits.sm_count  # then some processors would have nothing to do
+        can_split = cols >= SPLIT_MIN and bool(task.low.reduces) and (few or cols > 2**15)
+        kinds = (("whole", cols <= WHOLE_MAX), ("looped", cols > 1024), ("split", can_split))
         rows = tuple(r for r in (1, 2, 4, 8, 16, 32) if r == 1 or (r * cols <= 2**15 and task.low.rows))
+        blocks = ("looped", "split")
         knobs = (
-            Knob("form", tuple(forms)),
-            Knob("rows_per_program", rows),
+            Knob("form", tuple(f for f, ok in kinds if ok)),
+            Knob("rows_per_program", rows, (("form", ("whole", "looped")),)),
             Knob("num_warps", (1, 2, 4, 8, 16, 32)),
-            Knob("block_cols", (512, 1024, 2048, 4096, 8192, 16384), (("form", "looped"),)),
-            Knob("num_stages", (1, 2, 4), (("form", "looped"),)),
-            Knob("online", (0, 1), (("form", "looped"),)),
-            Knob("math", ("exact", "fast")),
-            Knob("load_evict", ("", "evict_first", "evict_last")),
-            Knob("store_evict", ("", "evict_first")),
+            Knob("keep", ("wide", "storage"), (("form", ("whole",)),)),
+            Knob("persistent", (0, 1, 2, 4) if task.low.rows else (0,), (("form", ("whole",)),)),
+            Knob("block_cols", (512, 1024, 2048, 4096, 8192, 16384), (("form", blocks),)),
+            Knob("pieces", (2, 4, 8, 16, 32, 64, 128), (("form", ("split",)),)),
+            Knob("num_stages", (1, 2, 4), (("form", blocks),)),
+            Knob("online", (0, 1), (("form", blocks),)),
+            Knob("math", MODES),
+            *hints(task, True),
         )
 
         def check(k: Knobs) -> str | None:
-            tile = int(k["rows_per_program"]) * (cols if k["form"] == "whole" else min(cols, int(k["block_cols"])))
+            tile = int(k.get("rows_per_program", 1)) * (cols if k["form"] == "whole" else min(cols, int(k["block_cols"])))
             threads = 32 * int(k["num_warps"])
             if tile > MAX_TILE:
                 return "the tile has too many elements"
@@ -54,6 +62,8 @@ class RowReduce:
                 return "more threads than elements"
             if tile > threads * 128:
                 return "over 128 elements a thread"
+            if k["form"] == "split" and int(k["pieces"]) * int(k["block_cols"]) > 2 * cols:
+                return "more pieces than blocks of columns"
             return None
 
         return Space(self.name, self.version, knobs, check)
@@ -64,13 +74,20 @@ class RowReduce:
 
             return cpu_seed(task)
         cols = padded(task)
-        common: dict[str, int | str] = {"math": default_math(task), "load_evict": "", "store_evict": ""}
-        if cols <= 2**15:
+        common: dict[str, int | str] = {"math": default_math(task), **unhinted(task)}
+        if cols <= 2**16:
             rows = 1
             while task.low.rows and rows < 8 and cols * rows * 2 <= 2048 and task.rows >= 4 * rows * task.limits.sm_count:
                 rows *= 2
-            warps = min(16, max(1, next_power(cols * rows // 512) if cols * rows > 512 else 1))
-            return {"form": "whole", "rows_per_program": rows, "num_warps": max(warps, 4 if cols >= 1024 else 1), **common}
+            warps = min(32, max(1, next_power(cols * rows // 512) if cols * rows > 512 else 1))
+            return {
+                "form": "whole",
+                "rows_per_program": rows,
+                "num_warps": max(warps if cols > 2**15 else min(warps, 16), 4 if cols >= 1024 else 1),
+                "keep": "storage" if cols >= 2**14 else "wide",
+                "persistent": 0,
+                **common,
+            }
         return {
             "form": "looped",
             "rows_per_program": 1,
@@ -88,4 +105,6 @@ class RowReduce:
 
             return Nest(task, knobs).source()
         form = str(knobs["form"])
+        if form == "split":
+            return SplitRows(task, knobs).source()
         return Tiles(task, knobs, int(knobs["rows_per_program"]), form, int(knobs.get("block_cols", 0))).source()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
+from ..cost import numel
 from ..errors import Infeasible
-from .base import Knobs, Launch, Source, Task
+from .base import Knob, Knobs, Launch, Source, Task
 from .expr import FLOATS, Expr, children, walk
 from .layout import Addressing
 from .lower import Lowered, Store
@@ -16,6 +17,31 @@ from .triton_text import PRELUDE, TYPES, TritonPrinter, identity
 
 MAX_TILE = 2**17  # elements of one tile: beyond it registers spill whatever the warps
 INEXACT = {"exp", "expm1", "log1p", "tanh", "sigmoid", "erf"}  # what the fast mode loses bits in
+
+
+def is_hint(knob: str) -> bool:
+    """Whether a knob is the eviction hint of an operand: in0, out1."""
+    return re.fullmatch(r"(in|out)\d+", knob) is not None
+
+
+def hints(task: Task, passes: bool) -> tuple[Knob, ...]:
+    """A knob for the eviction hint of each large operand. `passes`: some forms read a row more than once."""
+    chain, made = task.chain, []
+    sizes = {s: 64 for s in chain.symbols}
+    operands = [(f"in{k}", v) for k, v in enumerate(chain.inputs)]
+    operands += [(f"out{k}", chain.values[o]) for k, o in enumerate(chain.outputs)]
+    most = max((numel(v.shape, sizes) for _, v in operands), default=1)
+    for name, v in operands:
+        if 4 * numel(v.shape, sizes) < most or (name[0] == "i" and not chain.users[int(name[2:])]):
+            continue
+        loads = ("", "evict_first", "evict_last", *(("reuse",) if passes else ()))
+        made.append(Knob(name, loads if name[0] == "i" else ("", "evict_first")))
+    return tuple(made)
+
+
+def unhinted(task: Task) -> dict[str, int | str]:
+    """No eviction hints: where a search begins."""
+    return {k.name: "" for k in hints(task, True)}
 
 
 def next_power(n: int) -> int:
@@ -56,37 +82,69 @@ def find_online(reduces: Sequence[Expr]) -> list[OnlineSoftmax]:
     return found
 
 
+def levels(roots: Sequence[Expr], counts: Callable[[Expr], bool]) -> dict[int, int]:
+    """For every expression under the roots how many of the reductions that count lie under it in a row, itself included."""
+    made: dict[int, int] = {}
+    for e in walk(roots):
+        made[e.number] = max((made[c.number] for c in children(e)), default=0) + (e.op == "reduce" and counts(e))
+    return made
+
+
+def print_in_storage(p: TritonPrinter, actions: Sequence[tuple[Expr, Callable[[], None]]], inner: Callable[[Expr], bool]) -> None:
+    """Print what needs each expression, pass by pass over tiles that stay in registers in their storage dtype.
+
+    After each level of reductions the tiles are widened anew, so that no wide copy lives as long as the row does.
+    """
+    roots = [e for e, _ in actions]
+    level = levels(roots, inner)
+    reduces = [e for e in walk(roots) if e.op == "reduce" and inner(e)]
+    p.in_storage = True
+    for k in range(1, max((level[r.number] for r in reduces), default=0) + 2):
+        with p.scope(indent=False):
+            named = [(r, p.name(r)) for r in reduces if level[r.number] == k]
+            for e, action in actions:
+                if level[e.number] == k - 1:
+                    action()
+        for r, name in named:
+            p.define(r, name)
+        p.age()
+    p.in_storage = False
+    p.raw.clear()
+
+
 class Tiles:
     """Assembles one kernel."""
 
     def __init__(self, task: Task, knobs: Knobs, rows: int, form: str, block: int) -> None:
         self.task, self.low, self.knobs, self.form = task, task.low, knobs, form
-        self.addressing = Addressing(task.low, task.layout)
         self.math = str(knobs["math"])
         self.stores = legal_stores(task.low, self.math)
-        self.looped = {s[0]: 0 for s in task.low.spaces} if form in ("looped", "tile") else {}
-        blocks: dict[str, int] = {}
+        self.looped = {s[0] for s in task.low.spaces} if form in ("looped", "split", "tile") else set()
+        self.blocks: dict[str, int] = {}
         for s in task.low.spaces:
             pads = {a: next_power(self._extent(a)) for a in s}
-            if form in ("looped", "tile", "flat"):
+            if form != "whole":
                 inner = prod(pads[a] for a in s[1:])
                 pads[s[0]] = max(1, min(pads[s[0]], block // inner)) if form != "flat" else block
-            blocks |= pads
+            self.blocks |= pads
             if rows * prod(pads.values()) > MAX_TILE:
                 raise Infeasible(f"a tile of {rows * prod(pads.values())} elements")
         if rows > 1 and not task.low.rows:
             raise Infeasible("one row, several rows a program")
-        self.p = TritonPrinter(task.low, self.addressing, rows, blocks, self.math, form == "flat")
-        self.p.hoisted = []
-        self.p.load_evict = str(knobs.get("load_evict", ""))
-        self.p.store_evict = str(knobs.get("store_evict", ""))
         self.rows = rows
+        self.p = self._printer()
         self.level: dict[int, int] = {}
         self.online = (
             find_online([e for e in walk([v for _, v in self.stores]) if e.op == "reduce"])
-            if form == "looped" and knobs.get("online") == 1
+            if form in ("looped", "split") and knobs.get("online") == 1
             else []
         )
+
+    def _printer(self) -> TritonPrinter:
+        p = TritonPrinter(self.low, Addressing(self.low, self.task.layout), self.rows, self.blocks, self.math, self.form == "flat")
+        p.hoisted = []
+        p.evict = {n: str(v) for n, v in self.knobs.items() if is_hint(n)}
+        return p
 
     def _extent(self, axis: str) -> int:
         n = self.low.extents[axis]
@@ -95,11 +153,16 @@ class Tiles:
 
     def source(self) -> Source:
         p, low = self.p, self.low
+        if self.knobs.get("persistent"):
+            return self._persistent()
         p.prologue()
         mark = len(p.lines)
-        if self.form == "flat" or self.form == "whole":
+        if self.form == "flat":
             self._columns("0")
             self._print_stores(self.stores)
+        elif self.form == "whole":
+            self._columns("0")
+            self._whole()
         elif self.form == "tile":
             for s in low.spaces:
                 p.line(f"start = tl.program_id(1) * {p.blocks[s[0]]}")
@@ -109,6 +172,32 @@ class Tiles:
             self._loops()
         p.lines[mark:mark] = [p.indent + text for _, text in p.hoisted]
         return self._wrap()
+
+    def _persistent(self) -> Source:
+        """As many programs as run at once, each taking one tile of rows after the other."""
+        p, kept = self.p, self.p.addressing.kept
+        programs = int(self.knobs["persistent"]) * self.task.limits.sm_count
+        p.line("pid = tl.program_id(0)")
+        self._columns("0")
+        rows = set(self.low.rows)
+        for e in walk([v for _, v in self.stores]):  # what is the same for all rows is loaded once
+            if e.op == "load" and not e.axes & rows and p.space(e) is not None:
+                p.name(e)
+        p.line(f"for tile in range(pid, tl.cdiv(rows, {self.rows}), {programs}):")
+        with p.scope():
+            p.set_rows(f"tile * {self.rows}" if p.rowdim else "tile", "rows", kept)
+            mark = len(p.lines)
+            self._whole()
+            p.lines[mark:mark] = [p.indent * 2 + text for _, text in p.hoisted]
+        return self._wrap(("persistent", self.rows, programs))
+
+    def _whole(self) -> None:
+        if self.knobs.get("keep") != "storage":
+            self._print_stores(self.stores)
+            return
+        p = self.p
+        actions = [(v, lambda s=s, v=v: p.store(s, v)) for s, v in self.stores]
+        print_in_storage(p, actions, lambda r: True)
 
     def _columns(self, start: str) -> None:
         for s in self.low.spaces:
@@ -128,23 +217,21 @@ class Tiles:
 
     def _levels(self) -> int:
         """Number every expression by how many looped reductions lie under it; the largest of a reduction's."""
-        loop_axes = set(self.looped)
-        top = 0
-        paired = {o.total.number for o in self.online}
-        for e in walk([v for _, v in self.stores]):
-            under = max((self.level[c.number] for c in children(e)), default=0)
-            if e.op == "reduce" and loop_axes & set(e.attr[1]):
-                under += e.number not in paired  # an online sum comes with its maximum
-                top = max(top, under)
-            self.level[e.number] = under
-        return top
+        paired = {o.total.number for o in self.online}  # an online sum comes with its maximum
+        roots = [v for _, v in self.stores]
+        self.level = levels(roots, lambda r: r.number not in paired and bool(self.looped & set(r.attr[1])))
+        return max((self.level[r.number] for r in self._looped_reduces()), default=0)
+
+    def _looped_reduces(self) -> list[Expr]:
+        return [e for e in walk([v for _, v in self.stores]) if e.op == "reduce" and self.looped & set(e.attr[1])]
 
     def _loops(self) -> None:
         p, low = self.p, self.low
         top = self._levels()
-        reduces = [e for e in walk([v for _, v in self.stores]) if e.op == "reduce" and set(self.looped) & set(e.attr[1])]
+        reduces = self._looped_reduces()
         left = list(self.stores)
         for level in range(1, top + 2):
+            p.last_pass = level == top + 1
             for space in low.spaces:
                 mine = [r for r in reduces if self.level[r.number] == level and p.space(r.args[0]) == space]
                 writes = [(s, v) for s, v in left if self.level[v.number] < level and self._space_of(s) == space]
@@ -190,7 +277,8 @@ class Tiles:
             else:
                 p.line(f"{acc} = tl.full(({shape},), {identity(r.attr[0], r.dtype)}, {TYPES[r.dtype]})")
         start = p.fresh("i")
-        p.line(f"for {start} in range(0, {n}, {block}):")
+        low, high = self._range(space)
+        p.line(f"for {start} in range({low}, {high}, {block}):")
         with p.scope():
             for k, a in enumerate(space):
                 p.set_column(a, start if k == 0 else "0", n % block == 0 if k == 0 else self._extent(a) == p.blocks[a])
@@ -212,12 +300,16 @@ class Tiles:
         for r in reduces:
             if r.number in tops:
                 continue
-            acc, kind = accumulators[r.number], r.attr[0]
+            acc = accumulators[r.number]
             if r.number in online:
                 self._online_end(acc, online[r.number], space)
                 continue
-            name = p.assign(p.reduce_text(acc, kind, r.attr[1], space), p.reduced_kind(r.attr[1], space), "s")
+            name = p.assign(p.reduce_text(acc, r.attr[0], r.attr[1], space), p.reduced_kind(r.attr[1], space), "s")
             p.define(r, name)
+
+    def _range(self, space: tuple[str, ...]) -> tuple[str, str]:
+        """The columns that a loop passes over."""
+        return "0", str(self._extent(space[0]))
 
     def _online_step(self, acc: str, o: OnlineSoftmax, space: tuple[str, ...]) -> None:
         """One exp an element: of -|x - m|, which rescales the old sum where x is a new maximum and is x's own term
@@ -225,7 +317,7 @@ class Tiles:
         p = self.p
         x = p.assign(p.masked(o.f, "max", space), "t")
         e = p.fresh()
-        exp = "tl.exp2({} * 1.4426950408889634)" if self.math == "fast" else p.use("af_exp") + "({})"
+        exp = "tl.exp2({} * 1.4426950408889634)" if self.math != "exact" else p.use("af_exp") + "({})"
         if o.f.dtype == "float64":
             exp = "tl.exp({})"
         p.line(f"{e} = {exp.format(f'(-tl.abs({x} - {acc}m))')}")
@@ -239,17 +331,19 @@ class Tiles:
         m = p.assign(p.reduce_text(f"{acc}m", "max", axes, space), kind, "s")
         p.define(o.top, m)
         wide = m + p.expand(0, p.rank(space)) if kind == "r" else m
-        exp = "tl.exp" if o.f.dtype == "float64" else ("tl.exp" if self.math == "fast" else p.use("af_exp"))
+        exp = "tl.exp" if o.f.dtype == "float64" else ("tl.exp" if self.math != "exact" else p.use("af_exp"))
         s = p.assign(p.reduce_text(f"({acc} * {exp}({acc}m - {wide}))", "sum", axes, space), kind, "s")
         s = p.assign(f'tl.where({m} == float("inf"), float("nan"), {s})', kind, "s")
         p.define(o.total, s)
 
     # ---- the function around it
 
-    def _wrap(self) -> Source:
+    def _wrap(self, grid: tuple[object, ...] | None = None) -> Source:
         p = self.p
-        text, launch = function(p, "kernel", self._grid(), int(self.knobs["num_warps"]), int(self.knobs.get("num_stages", 1)))
-        return Source("cuda", module(p.prelude, [text]), (launch,), fuse_products=self.math == "fast")
+        text, launch = function(
+            p, "kernel", grid or self._grid(), int(self.knobs["num_warps"]), int(self.knobs.get("num_stages", 1))
+        )
+        return Source("cuda", module(p.prelude, [text]), (launch,), fuse_products=self.math != "exact")
 
     def _grid(self) -> tuple[object, ...]:
         if self.form == "flat":

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from math import prod
 
+from .. import ops
 from ..errors import Infeasible, UnsupportedOp
 from .emit import Printer
 from .expr import FLOATS, Builder, Expr
@@ -60,6 +61,33 @@ def af_idiv(x, y):
 def af_mul(x, y):
     return x * y
 """,
+    # the compiler cannot see that the result is its argument, so that it need not keep what it made of the argument
+    "af_again8": """@triton.jit
+def af_again8(x):
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=True, pack=4)
+""",
+    "af_again16": """@triton.jit
+def af_again16(x):
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=True, pack=2)
+""",
+    "af_again32": """@triton.jit
+def af_again32(x):
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=True, pack=1)
+""",
+    "af_tanh": """@triton.jit
+def af_tanh(x):
+    return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+""",
+}
+# what stands for them in the interpreter, which runs no assembly
+STAND_INS = {
+    **{f"af_again{n}": f"@triton.jit\ndef af_again{n}(x):\n    return x\n" for n in (8, 16, 32)},
+    "af_tanh": """@triton.jit
+def af_tanh(x):
+    e = tl.exp(-2.0 * tl.abs(x))
+    t = (1.0 - e) / (1.0 + e)
+    return tl.where(x < 0.0, -t, t)
+""",
 }
 
 INFIX = {
@@ -98,8 +126,10 @@ class TritonPrinter(Printer):
         self.column: dict[str, str] = {}
         self.mask: dict[str, str] = {}
         self.base: dict[tuple[object, ...], str] = {}
-        self.load_evict = ""
-        self.store_evict = ""
+        self.evict: dict[str, str] = {}  # "in0", "out1": the hint of that operand's loads or stores
+        self.last_pass = True  # whether what is loaded now is loaded for the last time
+        self.in_storage = False  # whether tiles that are loaded stay in registers as they came, and are widened at each use
+        self.raw: dict[int, tuple[str, bool]] = {}
 
     # ---- shapes
 
@@ -216,6 +246,35 @@ class TritonPrinter(Printer):
             masks.append(self.text(extra, space))
         return masks
 
+    def _hint(self, operand: str, a: Address) -> str:
+        """The eviction hint of an access; "reuse" keeps what a later pass reads again, and drops it there."""
+        hint = self.evict.get(operand, "")
+        if hint == "reuse":
+            hint = "evict_first" if self.last_pass else "evict_last"
+        return f', eviction_policy="{hint}"' if hint and a.rows and a.cols else ""
+
+    def _held(self, e: Expr, text: str, itemsize: int) -> str:
+        """A tile's text; where tiles are kept in storage, its variable, opaque at each use after `age`."""
+        if not self.in_storage or itemsize > 4:
+            return text
+        found = self.raw.get(e.number)
+        if found is None:
+            name = self.fresh("k")
+            self.line(f"{name} = {text}")
+            self.raw[e.number] = (name, True)
+            return name
+        name, fresh = found
+        if not fresh:
+            again = self.fresh("k")
+            self.line(f"{again} = {self.use(f'af_again{8 * itemsize}')}({name})")
+            self.raw[e.number] = (again, True)
+            return again
+        return name
+
+    def age(self) -> None:
+        """Tiles that are kept in storage are opaque to the compiler from now on."""
+        self.raw = {number: (name, False) for number, (name, _) in self.raw.items()}
+
     def load(self, e: Expr) -> str:
         access = e.attr
         a = self.addressing.address(access.operand, access)
@@ -226,10 +285,11 @@ class TritonPrinter(Printer):
         if masks:
             zero = "0.0" if self.low.values[access.operand].dtype in FP8_MAX else "0"  # fp8 is made of no integer
             told = f", mask={' & '.join(_paren(m) for m in masks)}, other={zero}"
-        if self.load_evict and a.rows and a.cols:
-            told += f', eviction_policy="{self.load_evict}"'
+        told += self._hint(f"in{access.operand}", a)
         storage = self.low.values[access.operand].dtype
-        text = f"tl.load({pointer}{told})"
+        text = (
+            self._held(e, f"tl.load({pointer}{told})", ops.ITEMSIZE[storage]) if space is not None else f"tl.load({pointer}{told})"
+        )
         if storage == "bool":
             text = f"({text} != 0)"
         elif storage != e.dtype:
@@ -265,8 +325,8 @@ class TritonPrinter(Printer):
         pointer = self._pointer(f"out{store.access.operand}", a, space)
         masks = self._masks(a, space, store.access.axes)
         told = f", mask={' & '.join(_paren(m) for m in masks)}" if masks else ""
-        if self.store_evict and a.cols:
-            told += f', eviction_policy="{self.store_evict}"'
+        hint = self.evict.get(f"out{store.access.operand}", "")
+        told += f', eviction_policy="{hint}"' if hint and a.cols else ""
         self.line(f"tl.store({pointer}, {text}{told})")
 
     # ---- expressions
@@ -342,7 +402,7 @@ class TritonPrinter(Printer):
                 return f"tl.where({x}, {self.typed(e.args[1], space)}, {args[2]})"
             return f"tl.where({x}, {args[1]}, {args[2]})"
         if op == "exp":
-            if self.math == "fast" and e.dtype == "float32":
+            if self.math != "exact" and e.dtype == "float32":
                 return f"tl.exp2({x} * 1.4426950408889634)"
             return f"{self.use('af_exp')}({x})" if e.dtype == "float32" else f"tl.exp({x})"
         if op == "sqrt":
@@ -353,6 +413,8 @@ class TritonPrinter(Printer):
             return f"tl.div_rn(tl.full((), 1.0, tl.float32), tl.sqrt_rn({x}))" if self.math == "exact" else f"tl.rsqrt({x})"
         if op in CALLS:
             return f"{CALLS[op]}({x})"
+        if op == "tanh_approx":
+            return f"{self.use('af_tanh')}({x})"
         if op == "pow":
             raise Infeasible("pow of float64 has no accurate Triton form")
         if op == "neg":

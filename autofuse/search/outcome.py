@@ -64,7 +64,7 @@ def compile_triton(
         made.append(
             jit.warmup(
                 *tensors, *kernel.arguments(launch, reads, outputs, sizes), grid=kernel.grid(launch, outputs, sizes),
-                num_warps=launch.num_warps, num_stages=launch.num_stages, enable_fp_fusion=kernel.source.fuse_products,
+                **launch.options(kernel.source.fuse_products),
             )
         )  # fmt: skip
     return facts([m for m in made if m is not None])

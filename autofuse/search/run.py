@@ -91,6 +91,7 @@ class Run:
     seed: int
     store: Store
     progress: ProgressCallback | None
+    pins: dict[str, int | str] = field(default_factory=dict)
     parts: list[_Part] = field(default_factory=list)
     done: int = 0
     run_id: int = 0
@@ -121,7 +122,7 @@ class Run:
             if self.fusion.legal(nodes) is None:
                 try:
                     task = self.layouts.task(nodes, self.limits)
-                    study = SegmentStudy(task, kind_of(task), self.seed)
+                    study = SegmentStudy(task, kind_of(task), self.seed, self.pins)
                 except Infeasible:
                     study = None
             if study is None and len(nodes) > 1:
@@ -277,7 +278,7 @@ class Run:
         if len(self.fusion.nodes) > 1:
             groups.append(self.fusion.unfused())
         for group in groups:
-            plan, schedules = self.layouts.plan(group, self.limits)
+            plan, schedules = self.layouts.plan(group, self.limits, self.pins)
             us = self.try_config(worker, plan, schedules)
             if group == self.fusion.unfused():
                 self.unfused_us, self.unfused_plan = us, str(plan)
@@ -329,7 +330,7 @@ class Run:
             part.gave_up = True
             return
         if not study.trials:
-            seed = study.kind.seed(study.task)
+            seed = {**study.kind.seed(study.task), **study.pins}
             try:
                 seed_hash = study.hash_of(seed)
             except Infeasible:

@@ -32,9 +32,9 @@ class Proposal:
 class SegmentStudy:
     """Asks TPE for schedules of one segment; statically illegal and already measured ones are skipped for free."""
 
-    def __init__(self, task: Task, kind: Kind, seed: int) -> None:
-        self.task, self.kind = task, kind
-        self.space: Space = kind.space(task)
+    def __init__(self, task: Task, kind: Kind, seed: int, pins: Mapping[str, int | str] | None = None) -> None:
+        self.task, self.kind, self.pins = task, kind, dict(pins or {})
+        self.space: Space = kind.space(task).pinned(self.pins)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             sampler = optuna.samplers.TPESampler(
@@ -86,6 +86,10 @@ class SegmentStudy:
                 params[knob.name] = int(math.log2(int(value))) if knob.log2 else value
         return params
 
+    def held(self, knobs: Mapping[str, int | str]) -> bool:
+        """Whether a schedule keeps to what is pinned."""
+        return all(knobs.get(n, v) == v for n, v in self.pins.items())
+
     # ---- memory
 
     def hash_of(self, knobs: Mapping[str, int | str]) -> str:
@@ -99,7 +103,7 @@ class SegmentStudy:
     def remember(self, knobs: Mapping[str, int | str], source_hash: str, median_us: float | None, warm: bool = False) -> None:
         """A trial made elsewhere: resumed, a seed, or of a near workload (`warm`, then it guides but is not done)."""
         params = self._params(knobs)
-        if not warm:
+        if not warm and self.held(knobs):
             if source_hash:
                 self.seen.add(source_hash)
             self._note(knobs, median_us)

@@ -11,6 +11,7 @@ from .. import capture, dispatch, settings
 from ..device import describe, environment, parse_device
 from ..errors import InputError, TraceError
 from ..fusion import check
+from ..kernels.mathmode import MODES
 from ..result import ProgressCallback, Tuned, TuneResult
 from ..store.records import ChainRecord, ConfigRecord
 from ..store.store import Store
@@ -40,16 +41,20 @@ def _setup(run: Run) -> dict[str, Any]:
 def tune(
     fn: Callable[..., Any], cases: Sequence[Sequence[Any]], *, store: str | None = None, device: str | None = None,
     trials: int = 60, seconds: float = 30.0, seed: int = 0, progress: ProgressCallback | None = None, name: str | None = None,
+    math: str | None = None,
 ) -> TuneResult:  # fmt: skip
     """Find the fastest config of a function at each case, and keep every trial in the store.
 
     `cases` are argument tuples, as the function is called: tensors of any strides on one device, and Python scalars.
-    `trials` and `seconds` bound one case. This process uses the results at once; others after `autofuse.reload()`.
+    `trials` and `seconds` bound one case. `math` pins the math mode ("exact", "fast", on a GPU "approx"); None searches
+    it. This process uses the results at once; others after `autofuse.reload()`.
     Ctrl-C ends the case at hand with what is known. Raises TraceError for a function that is no chain, InputError for
     bad cases or budgets, StoreError where the store cannot be written.
     """
     if trials < 1 or not seconds > 0:
         raise InputError(f"trials={trials}, seconds={seconds}: both must be positive")
+    if math is not None and math not in MODES:
+        raise InputError(f"math={math!r} is no math mode: one of {', '.join(MODES)}")
     if hasattr(cases, "shape") or not cases:
         raise InputError("cases is a sequence of argument tuples, one a workload: [(x, weight), ...]")
     own = getattr(fn, "name", None) if isinstance(fn, dispatch.Fused) else None
@@ -61,6 +66,7 @@ def tune(
     with Store.open(url) as opened, Worker({}, timeout_s=120.0) as worker:
         for case in cases:
             run = _run_of(plain, case, title, opened, device, trials, seconds, seed, progress)
+            run.pins = {} if math is None else {"math": math}
             row, interrupted = _drive(run, worker)
             rows.append(row)
             if interrupted:
@@ -105,6 +111,8 @@ def _drive(run: Run, worker: Worker) -> tuple[Tuned, bool]:
     )  # fmt: skip
     state, winner, interrupted = "failed", None, False
     incumbent = _incumbent(run, record.uid, env.uid)
+    if incumbent is not None and any(s.knobs.get(n, v) != v for s in incumbent[0].schedules for n, v in run.pins.items()):
+        incumbent = None
     run.reason = "interrupted"
     try:
         worker.prepare(_setup(run))
