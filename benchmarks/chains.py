@@ -27,7 +27,7 @@ from autofuse import cost
 from autofuse.device import default_device
 from autofuse.search.measure import ceilings, choose_protocol, time_runs
 from autofuse.trace import sizes_of, trace
-from examples.catalogue import CATALOGUE, Entry
+from examples.entries import CATALOGUE, Entry
 
 Call = Callable[..., Any]
 
