@@ -18,6 +18,7 @@ each bar of a suite whether it is met. The JSON file is written after each workl
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -63,6 +64,8 @@ def bench(w: Workload, options: argparse.Namespace, store: str) -> Row:
         fn, [args], store=store, device=device, trials=options.trials, seconds=options.seconds, name=w.entry.name
     ).rows[0]
     tune_s = time.monotonic() - started
+    if result.state == "interrupted":
+        raise KeyboardInterrupt  # the search has taken the signal for itself
     if result.best_us is None:
         raise RuntimeError(f"no result: {result.reason}")
     sets = [args, *(w.entry.case(rows, w.cols, w.dtype, device, k) for k in range(1, input_sets(nbytes, device, protocol)))]
@@ -186,6 +189,7 @@ def main() -> None:
     parser.add_argument("--store", help="keep the results here; default: a new store that is thrown away")
     parser.add_argument("--json", help="write every row here")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` ends a run with its table, as Ctrl-C does
     options.compile = [m for m in options.compile or ["default"] if m != "none"]
     rows: list[Row] = []
     try:
