@@ -2,6 +2,7 @@
 
 x=rows,4096                      a tensor: extents or axis names, of the default dtype
 labels=rows:int64:0..32000       with a dtype, and the range of its values: 0 to 31999
+labels=rows:int64:0..cols        up to the extent of an axis, which is left out
 weight=4096                      one axis
 s=():float32                     no axis: a 0-d tensor
 scale=0.125  causal=true         a Python scalar; a whole number needs its type: n=3:int
@@ -38,17 +39,32 @@ _DIM = re.compile(r"(?:(\d{1,12})\*)?([A-Za-z_]\w*)(?:/(\d{1,12}))?")
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor argument. `dtype` None: the job's. Values lie in [low, high), or come from N(0, 1) without a range."""
+    """A tensor argument. `dtype` None: the job's. Values lie in [low, high), or come from N(0, 1) without a range.
+
+    `high` may be an extent such as "cols", for indices into that axis.
+    """
 
     dims: tuple[int | str, ...]
     dtype: str | None = None
     low: float | None = None
-    high: float | None = None
+    high: float | str | None = None
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axis names in its shape."""
-        return tuple(_axis(d)[1] for d in self.dims if isinstance(d, str))
+        """The axis names in its shape and range."""
+        return tuple(_axis(d)[1] for d in (*self.dims, self.high) if isinstance(d, str))
+
+    def bounds(self, dtype: str, sizes: Mapping[str, int]) -> tuple[float, float] | None:
+        """The range of its values at these extents, or None. Raises InputError where that holds no value of the dtype."""
+        if self.low is None or self.high is None:
+            return None
+        if not isinstance(self.high, str):
+            return self.low, self.high
+        high = _extent(self.high, sizes)
+        if self.low >= high:
+            raise InputError(f"the range {self.low:g}..{self.high} is empty where {self.high} is {high}")
+        _holds(dtype, self.low, high, f"{self.low:g}..{high}")
+        return self.low, high
 
 
 @dataclass(frozen=True)
@@ -132,9 +148,12 @@ def _extent(dim: int | str, sizes: Mapping[str, int]) -> int:
     return n
 
 
-def _range(text: str, dtype: str) -> tuple[float, float]:
+def _range(text: str, dtype: str) -> tuple[float, float | str]:
     low_text, dots, high_text = text.partition("..")
     kind = int if dtype in INTEGER_BITS else float
+    if dtype in INTEGER_BITS and _DIM.fullmatch(high_text) and re.fullmatch(r"-?\d+", low_text):
+        _holds(dtype, int(low_text), int(low_text) + 1, text)
+        return int(low_text), str(_dim(high_text, text))
     try:
         low, high = kind(low_text), kind(high_text)
     except ValueError:
@@ -144,10 +163,14 @@ def _range(text: str, dtype: str) -> tuple[float, float]:
         raise InputError(f"{text!r} is no range: write LOW..HIGH, LOW below HIGH, as in 0..32000 (HIGH is left out)")
     if dtype == "bool":
         raise InputError("a bool argument takes no range")
+    _holds(dtype, low, high, text)
+    return low, high
+
+
+def _holds(dtype: str, low: float, high: float, text: str) -> None:
     least, most = INTEGER_BITS.get(dtype, (-math.inf, math.inf))
     if low < least or high > most + 1:
         raise InputError(f"the range {text} leaves {dtype}, which holds {least} to {most}")
-    return low, high
 
 
 def parse_dtype(text: str) -> str:
@@ -199,10 +222,12 @@ class CaseSpec:
     dtype: str
 
     def check(self) -> None:
-        """Raises InputError for an extent that is no whole number."""
+        """Raises InputError for an extent that is no whole number, or a range of no values."""
         for spec in self.args:
-            for dim in spec.dims if isinstance(spec, TensorSpec) else ():
-                _extent(dim, dict(self.sizes))
+            if isinstance(spec, TensorSpec):
+                for dim in spec.dims:
+                    _extent(dim, dict(self.sizes))
+                spec.bounds(spec.dtype or self.dtype, dict(self.sizes))
 
     def make(self, device: str, seed: int) -> tuple[Any, ...]:
         """The arguments, the same ones for the same seed and device."""
@@ -255,8 +280,9 @@ def make_tensor(spec: TensorSpec, sizes: Mapping[str, int], dtype: str, device: 
     """
     shape = [_extent(dim, sizes) for dim in spec.dims]
     name = spec.dtype or dtype
+    bounds = spec.bounds(name, sizes)
     try:
-        return _random(spec, shape, name, device, seed)
+        return _random(bounds, shape, name, device, seed)
     except (RuntimeError, MemoryError, OverflowError, TypeError) as error:
         # torch says in several ways and classes that a tensor is too large
         if not isinstance(error, MemoryError | OverflowError) and not any(sign in str(error).lower() for sign in TOO_LARGE):
@@ -267,7 +293,7 @@ def make_tensor(spec: TensorSpec, sizes: Mapping[str, int], dtype: str, device: 
         ) from error
 
 
-def _random(spec: TensorSpec, shape: Sequence[int], name: str, device: str, seed: int) -> torch.Tensor:
+def _random(bounds: tuple[float, float] | None, shape: Sequence[int], name: str, device: str, seed: int) -> torch.Tensor:
     import torch
 
     kind: torch.dtype = getattr(torch, name)
@@ -275,10 +301,11 @@ def _random(spec: TensorSpec, shape: Sequence[int], name: str, device: str, seed
     if name == "bool":
         return torch.randint(0, 2, shape, generator=generator, device=device, dtype=torch.uint8).bool()
     if name in INTEGER_BITS:
-        low, high = (spec.low, spec.high) if spec.low is not None and spec.high is not None else INTEGER_RANGE
+        low, high = bounds or INTEGER_RANGE
         return torch.randint(int(low), int(high), shape, generator=generator, device=device, dtype=kind)
     wide = torch.float32 if name.startswith("float8") else kind
-    if spec.low is None or spec.high is None:
+    if bounds is None:
         return torch.randn(shape, generator=generator, device=device, dtype=wide).to(kind)
     made = torch.rand(shape, generator=generator, device=device, dtype=wide)
-    return made.mul_(spec.high - spec.low).add_(spec.low).to(kind)
+    low, high = bounds
+    return made.mul_(high - low).add_(low).to(kind)

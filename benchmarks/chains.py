@@ -1,133 +1,184 @@
-"""The catalogue against eager and torch.compile, tuned and measured in one run, interleaved.
+"""The catalogue against eager, torch.compile and libraries, tuned and measured in one run, interleaved.
 
     python -m benchmarks.chains --device cpu --shape 256x4096 --dtype float32 --dtype bfloat16
-    python -m benchmarks.chains --device cuda:0 --shape 16384x4096 --dtype bfloat16 --compile max --json out.json
+    python -m benchmarks.chains --device cuda:0 --suite large --compile max --part 1/8 --json large-1.json
+    python -m benchmarks.chains --merge large-*.json
 
-Every candidate allocates its outputs anew. `copy` is a copy of the same bytes timed in the same run, `floor` those bytes at
-the device's copy bandwidth. Prints microseconds and ratios; the geometric means come last.
+large   traffic of 256 MiB at hidden sizes of 1024 to 16384 (losses: at vocabularies)
+long    rows of 32768 to 262144 columns
+decode  1 to 256 rows of 4096 columns, in a CUDA graph
+odd     4096 columns and up to 8 more or fewer, and 1, 3 and 1000 rows
+
+Every candidate allocates its outputs anew, but those whose name ends in "_inplace" (see peers.py). `copy` is a copy of
+the same bytes timed in the same run, `floor` those bytes at the device's copy bandwidth. A candidate is compared with
+eager before it is timed, and left out, with a line, where it fails or differs. Prints microseconds and ratios, and for
+each bar of a suite whether it is met. The JSON file is written after each workload, failed ones included.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
+import signal
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import autofuse
-from autofuse import cost
-from autofuse.device import default_device
-from autofuse.search.measure import ceilings, choose_protocol, time_runs
+from autofuse import cost, settings
+from autofuse.device import default_device, describe, environment
+from autofuse.search.measure import Sampler, Timing, ceilings, choose_protocol, input_sets, interleave, prepare
+from autofuse.store.store import Store
 from autofuse.trace import sizes_of, trace
-from examples.catalogue import CATALOGUE, Entry
+from autofuse.workload import layouts_of, workload_of
+from benchmarks import peers
+from benchmarks.report import OURS, Row, merge, read, report, write
+from benchmarks.suites import SUITES, Workload, at_shapes, part, workloads
+from examples.entries import CATALOGUE, PENDING
 
-Call = Callable[..., Any]
-
-
-def liger(entry: Entry) -> Call | None:
-    """Liger's kernel for a chain, where it has one and is installed."""
-    try:
-        from liger_kernel.transformers import functional as lf  # type: ignore[import-not-found]
-    except ImportError:
-        return None
-    known: dict[str, Call] = {
-        "add_rmsnorm": lambda x, r, w: lf.liger_fused_add_rms_norm(x, r, w, 1e-6),
-        "softmax": lambda x: lf.liger_softmax(x),
-        "swiglu": lambda x: lf.liger_swiglu(*x.chunk(2, -1)),
-    }
-    return known.get(entry.name)
+RESOURCES = """
+SELECT t.registers, t.spills, t.shared_bytes FROM best b
+JOIN workload w ON w.id = b.workload_id
+JOIN trial t ON t.config_id = b.config_id AND t.workload_id = b.workload_id
+WHERE w.uid = '{uid}' AND t.status = 'ok' ORDER BY t.registers IS NULL, t.id DESC LIMIT 1
+"""
 
 
-def copy_of(nbytes: int, device: str) -> Call:
-    """A copy that moves `nbytes`, half of them read."""
-    source = torch.ones(max(1, nbytes // 8), device=device)
-    return lambda *_: torch.empty_like(source).copy_(source)
-
-
-def compiled(fn: Call, mode: str) -> Call:
-    """torch.compile of a function, for exactly its shapes."""
-    if mode == "default":
-        return torch.compile(fn, dynamic=False)
-    return torch.compile(fn, dynamic=False, mode="max-autotune-no-cudagraphs")
-
-
-def bench(entry: Entry, rows: int, cols: int, dtype: str, options: argparse.Namespace, store: str) -> dict[str, Any]:
+def bench(w: Workload, options: argparse.Namespace, store: str) -> Row:
     """Tune one workload and time every candidate on it."""
-    device = options.device
-    args = entry.case(rows, cols, dtype, device)
-    traced = trace(entry.fn, args)
+    device, fn, rows = options.device, w.entry.fn, w.filled()
+    args = w.entry.case(rows, w.cols, w.dtype, device)
+    traced = trace(fn, args)
     sizes = sizes_of(traced, args) or {}
     nbytes = cost.bytes_min(traced.chain, sizes)
     protocol = choose_protocol(nbytes, device)
+    if w.protocol and protocol != "loop":
+        protocol = w.protocol
     started = time.monotonic()
-    result = autofuse.tune(entry.fn, [args], store=store, trials=options.trials, seconds=options.seconds).rows[0]
+    result = autofuse.tune(
+        fn, [args], store=store, device=device, trials=options.trials, seconds=options.seconds, name=w.entry.name
+    ).rows[0]
     tune_s = time.monotonic() - started
-    fused = autofuse.fuse(entry.fn, store=store)
-    sets = [args] if protocol != "graph" else [entry.case(rows, cols, dtype, device, seed) for seed in range(4)]
-    calls: dict[str, Call] = {"copy": copy_of(nbytes, device), "eager": entry.fn, "ours": fused}
+    if result.state == "interrupted":
+        raise KeyboardInterrupt  # the search has taken the signal for itself
+    if result.best_us is None:
+        raise RuntimeError(f"no result: {result.reason}")
+    sets = [args, *(w.entry.case(rows, w.cols, w.dtype, device, k) for k in range(1, input_sets(nbytes, device, protocol)))]
+    binds = {"copy": peers.copy_of(nbytes, device), "eager": peers.plain(fn), OURS: peers.plain(autofuse.fuse(fn, store=store))}
     for mode in options.compile:
-        calls["compile" if mode == "default" else "compile_max"] = compiled(entry.fn, mode)
-    peer = liger(entry) if device != "cpu" else None
-    if peer is not None:
-        calls["liger"] = peer
-    torch._dynamo.reset()
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for call in calls.values():
-            for s in sets:
-                call(*s)
-        runs = [lambda k, call=call: call(*sets[k % len(sets)]) for call in calls.values()]
-        timings = time_runs(runs, device, budget_s=options.time * len(runs), protocol=protocol, rotate=len(sets))
-    row: dict[str, Any] = {
-        "chain": entry.name, "rows": rows, "cols": cols, "dtype": dtype, "ops": entry.num_ops, "protocol": protocol,
-        "floor": 1e6 * nbytes / ceilings(device, nbytes).bandwidth, "plan": result.plan, "trials": result.trials,
-        "schedules": list(result.schedules), "tune_s": round(tune_s, 1), "state": result.state, "reason": result.reason,
+        binds["compile" if mode == "default" else "compile_max"] = peers.compiled(fn, mode)
+    binds |= peers.libraries(w.entry.name, device)
+    timings, left_out = measure(binds, sets, device, protocol, options.time)
+    for name, why in left_out.items():
+        print(f"{w}: {name} is left out: {why}", file=sys.stderr, flush=True)
+    if OURS not in timings:
+        raise RuntimeError(f"the fused function: {left_out[OURS]}")
+    uid = workload_of(traced.chain, layouts_of(traced.chain, [a for a in args if isinstance(a, torch.Tensor)]), sizes).uid
+    return {
+        **head(w), "rows": rows, "ops": w.entry.num_ops, "protocol": protocol, "bytes": nbytes,
+        "floor_us": 1e6 * nbytes / ceilings(device, nbytes).bandwidth, "times": {n: vars(t) for n, t in timings.items()},
+        "left_out": left_out, "plan": result.plan, "schedules": list(result.schedules), **resources(store, uid),
+        "trials": result.trials, "tune_s": round(tune_s, 1), "state": result.state, "reason": result.reason,
     }  # fmt: skip
-    row |= {name: t.median_us for name, t in zip(calls, timings, strict=True)}
-    return row
 
 
-def geomean(values: Sequence[float]) -> float:
-    """The geometric mean; nan of nothing."""
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
+def head(w: Workload) -> Row:
+    """What a row says of its workload before anything is measured."""
+    return {
+        "suite": w.suite, "chain": w.entry.name, "rows": w.rows, "cols": w.cols, "dtype": w.dtype, "asked_rows": w.rows,
+    }  # fmt: skip
 
 
-def show(rows: Sequence[dict[str, Any]]) -> None:
-    """The table, and what it says over all."""
-    names = [n for n in ("floor", "copy", "eager", "compile", "compile_max", "liger", "ours") if any(n in r for r in rows)]
-    print(f"{'chain':20s} {'shape':>12s} {'dtype':9s} " + " ".join(f"{n:>11s}" for n in names) + "  /compile   /eager    /copy")
-    for r in rows:
-        fast = min((r[n] for n in ("compile", "compile_max") if n in r), default=math.nan)
-        cells = " ".join(f"{r[n]:11.2f}" if n in r else " " * 11 for n in names)
-        print(
-            f"{r['chain']:20s} {r['rows']:>6d}x{r['cols']:<5d} {r['dtype']:9s} {cells} "
-            f"{fast / r['ours']:8.2f}x {r['eager'] / r['ours']:7.2f}x {r['ours'] / r['copy']:7.2f}x"
-        )
-    speed = [
-        min(r[n] for n in ("compile", "compile_max") if n in r) / r["ours"] for r in rows if "compile" in r or "compile_max" in r
-    ]
-    if speed:
-        print(f"torch.compile / ours: geometric mean {geomean(speed):.3f}x, least {min(speed):.3f}x over {len(speed)} workloads")
-    many = [r["eager"] / r["ours"] for r in rows if r["ops"] >= 3]
-    print(
-        f"eager / ours, chains of three or more operations: {geomean(many):.2f}x; "
-        f"ours / copy: {geomean([r['ours'] / r['copy'] for r in rows]):.3f}x"
-    )
+def measure(
+    binds: dict[str, peers.Bind], sets: Sequence[tuple[Any, ...]], device: str, protocol: str, seconds: float
+) -> tuple[dict[str, Timing], dict[str, str]]:
+    """Interleaved timings of the candidates that work and agree with eager, and why the others do not."""
+    ready: dict[str, Sampler] = {}
+    left_out: dict[str, str] = {}
+    torch._dynamo.reset()
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected = [t.clone() for t in torch.utils._pytree.tree_leaves(binds["eager"](*sets[0])())]
+            for name, bind in binds.items():
+                try:
+                    calls = [bind(*s) for s in sets]
+                    wrong = "" if name == "copy" else peers.differs(calls[0](), expected)
+                    if wrong:
+                        left_out[name] = wrong
+                        continue
+                    for call in calls[1:]:
+                        call()
+                    ready[name] = prepare(lambda k, calls=calls: calls[k](), device, protocol, len(calls))  # type: ignore[misc]
+                except Exception as error:  # a peer raises anything
+                    left_out[name] = peers.one_line(error)
+            del expected
+            timings = interleave(list(ready.values()), device, seconds * len(ready))
+        return dict(zip(ready, timings, strict=True)), left_out
+    finally:
+        for sampler in ready.values():
+            sampler.close()
+
+
+def resources(store: str, uid: str) -> dict[str, int | None]:
+    """Registers, spills and shared memory of a workload's winner, where the store knows them."""
+    with Store.open(settings.store_url(store), read_only=True) as opened:
+        names, rows = opened.query(RESOURCES.format(uid=uid))
+    return dict(zip(names, rows[0], strict=True)) if rows else {}
+
+
+def run(every: Sequence[Workload], options: argparse.Namespace, store: str) -> Iterator[Row]:
+    """A row for each workload, as it is done; one that fails has "error"."""
+    began = time.monotonic()
+    for k, w in enumerate(every):
+        if time.monotonic() - began > options.limit:
+            print(f"out of time: {len(every) - k} workloads are not measured, {w} the first", file=sys.stderr)
+            return
+        try:
+            row = bench(w, options, store)
+            print(
+                f"{w}: {row['rows']} rows, {row['tune_s']} s, {row['trials']} trials, {row['reason']}, {row['plan']} "
+                f"{row['schedules']}",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+            yield row
+        except Exception as error:
+            why = peers.one_line(error)
+            print(f"{w}: {why}", file=sys.stderr, flush=True)
+            yield {**head(w), "error": why}
+
+
+def planned(options: argparse.Namespace) -> list[Workload]:
+    """The workloads of the command line. Raises ValueError."""
+    every = [*CATALOGUE, *PENDING]
+    unknown = set(options.chain or ()) - {e.name for e in every}
+    if unknown:
+        raise ValueError(f"no chain is named {', '.join(sorted(unknown))}: there are {', '.join(e.name for e in every)}")
+    entries = [e for e in every if not options.chain or e.name in options.chain]
+    cpu = torch.device(options.device).type == "cpu"
+    if options.suite:
+        found = workloads(options.suite, entries, options.dtype or ["bfloat16"])
+    else:
+        default = ["64x1024", "256x4096", "1024x4096"] if cpu else ["16384x4096"]
+        shapes = [(int(r), int(c)) for r, _, c in (s.partition("x") for s in options.shape or default)]
+        found = at_shapes(shapes, entries, options.dtype or (["float32", "bfloat16"] if cpu else ["bfloat16"]))
+    return part(options.part, found) if options.part else found
 
 
 def main() -> None:
     """Run the benchmark of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default=default_device())
-    parser.add_argument("--shape", action="append", help="ROWSxCOLS, again for more")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--suite", choices=list(SUITES), help="a table of the performance goal")
+    which.add_argument("--shape", action="append", help="ROWSxCOLS, again for more")
+    which.add_argument("--merge", nargs="+", metavar="JSON", help="print the tables of earlier runs, measure nothing")
+    parser.add_argument("--part", help="i/n: every n-th workload, from the i-th")
     parser.add_argument("--dtype", action="append")
     parser.add_argument("--chain", action="append", help="only these chains of the catalogue")
     parser.add_argument("--compile", action="append", choices=["default", "max", "none"])
@@ -138,39 +189,31 @@ def main() -> None:
     parser.add_argument("--store", help="keep the results here; default: a new store that is thrown away")
     parser.add_argument("--json", help="write every row here")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` ends a run with its table, as Ctrl-C does
     options.compile = [m for m in options.compile or ["default"] if m != "none"]
-    shapes = [
-        tuple(map(int, s.split("x")))
-        for s in options.shape or (["64x1024", "256x4096", "1024x4096"] if options.device == "cpu" else ["16384x4096"])
-    ]
-    dtypes = options.dtype or (["float32", "bfloat16"] if options.device == "cpu" else ["bfloat16"])
-    wanted = [e for e in CATALOGUE if not options.chain or e.name in options.chain]
-    torch._dynamo.config.recompile_limit = 512
-    rows: list[dict[str, Any]] = []
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        store = options.store or str(Path(folder) / "bench.db")
-        for entry in wanted:
-            for dtype in dtypes:
-                for r, c in shapes:
-                    if time.monotonic() - began > options.limit:
-                        print("out of time", file=sys.stderr)
-                        break
-                    try:
-                        rows.append(bench(entry, r, c, dtype, options, store))
-                        last = rows[-1]
-                        print(
-                            f"{entry.name} {r}x{c} {dtype}: {last['tune_s']} s, {last['trials']} trials, {last['reason']}, "
-                            f"{last['plan']} {last['schedules']}",
-                            file=sys.stderr,
-                            flush=True,
-                        )
-                    except Exception as e:
-                        print(f"{entry.name} {r}x{c} {dtype}: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
-                    if options.json:
-                        Path(options.json).write_text(json.dumps(rows, indent=1))
-    if rows:
-        show(rows)
+    rows: list[Row] = []
+    try:
+        if options.merge:
+            rows = merge(read(path) for path in options.merge)
+            return
+        every = planned(options)
+        torch._dynamo.config.recompile_limit = 512
+        where, env = describe(options.device).name, environment(options.device)
+        print(f"{len(every)} workloads on {where}, torch {env.torch}, triton {env.triton}", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            for row in run(every, options, options.store or str(Path(folder) / "bench.db")):
+                rows.append({**row, "device": where, "torch": env.torch, "triton": env.triton})
+                if options.json:
+                    write(options.json, rows)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+    finally:
+        if rows:
+            print(report(rows))
+            if options.json and options.merge:
+                write(options.json, rows)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from autofuse.errors import InputError
 from autofuse.progress import Reporter
 from autofuse.search.measure import time_runs
 from autofuse.store.store import Store
-from examples.catalogue import CATALOGUE, Entry
+from examples.entries import CATALOGUE, Entry
 
 CHAINS = ("add_norm_act", "softmax_scale_mask", "ripple")
 SECONDS = 30.0

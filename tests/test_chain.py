@@ -17,7 +17,7 @@ from autofuse.chain import INPUT, Chain, Dtype, Ref, Size, Value, dim_factors, d
 from autofuse.errors import AutofuseError
 from autofuse.reference import evaluate
 from autofuse.trace import sizes_of, trace
-from examples.catalogue import CATALOGUE, Entry
+from examples.entries import CATALOGUE, Entry
 from tests.kernel_cases import data, same
 
 

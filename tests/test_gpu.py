@@ -15,7 +15,7 @@ import autofuse
 from autofuse import dispatch, lookup
 from autofuse.accuracy import expect
 from autofuse.trace import sizes_of, trace
-from examples.catalogue import CATALOGUE, Entry
+from examples.entries import CATALOGUE, Entry
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda:0"

@@ -41,6 +41,8 @@ from autofuse.inputs import (
         (" rows , 8 : bf16 ", TensorSpec(("rows", 8), "bfloat16")),
         ("rows:int64:0..32000", TensorSpec(("rows",), "int64", 0, 32000)),
         ("rows:int8:-128..128", TensorSpec(("rows",), "int8", -128, 128)),
+        ("rows:int64:0..cols", TensorSpec(("rows",), "int64", 0, "cols")),
+        ("rows:int32:1..cols/128", TensorSpec(("rows",), "int32", 1, "cols/128")),
         ("4:float32:-0.5..1e-1", TensorSpec((4,), "float32", -0.5, 0.1)),
         ("rows,2*cols,cols/128", TensorSpec(("rows", "2*cols", "cols/128"))),
         ("():float32", TensorSpec((), "float32")),
@@ -76,6 +78,9 @@ def test_arguments(text: str, meaning: TensorSpec | ScalarSpec) -> None:
         ("rows:int64:5..5", "LOW below HIGH"),
         ("rows:int64:0..1.5", "'0..1.5' is no range"),
         ("rows:float32:0..inf", "'0..inf' is no range"),
+        ("rows:float32:0..cols", "'0..cols' is no range"),
+        ("rows:int64:0..cols/0", "'cols/0' in '0..cols/0' is no extent"),
+        ("rows:uint8:-1..cols", "the range -1..cols leaves uint8, which holds 0 to 255"),
         ("rows:int8:0..300", "the range 0..300 leaves int8, which holds -128 to 127"),
         ("rows:bool:0..2", "a bool argument takes no range"),
         ("1.5:int", "'1.5:int' is no Python int"),
@@ -187,6 +192,23 @@ def test_parts_of_an_axis() -> None:
     assert spec.make("cpu", 0)[0].shape == (48, 3, 36)
     with pytest.raises(InputError, match="the extent cols/8 is no whole number where cols is 20"):
         CaseSpec(spec.args, (("cols", 20),), "float32").check()
+
+
+def test_a_range_to_the_end_of_an_axis() -> None:
+    spec = parse_arg_tensor("100000:int64:-1..cols/2")
+    assert spec.axes == ("cols",)
+    assert make_tensor(spec, {"cols": 6}, "float32", "cpu", 0).unique().tolist() == [-1, 0, 1, 2]
+    CaseSpec((spec,), (("cols", 6),), "float32").check()
+    for text, cols, message in (
+        ("rows:int64:4..cols", 4, r"the range 4\.\.cols is empty where cols is 4"),
+        ("rows:int8:0..cols", 129, r"the range 0\.\.129 leaves int8, which holds -128 to 127"),
+        ("rows:int64:0..cols/2", 5, "the extent cols/2 is no whole number where cols is 5"),
+    ):
+        case = CaseSpec((parse_arg_tensor(text),), (("rows", 3), ("cols", cols)), "float32")
+        with pytest.raises(InputError, match=message):
+            case.check()
+        with pytest.raises(InputError, match=message):
+            case.make("cpu", 0)
 
 
 def f(x: torch.Tensor, y: torch.Tensor, scale: float = 0.5, causal: bool = False) -> torch.Tensor:

@@ -19,7 +19,8 @@ from autofuse.kernels.c_text import PRELUDE as C_PRELUDE
 from autofuse.kernels.registry import kind_of
 from autofuse.program import Layouts
 from autofuse.trace import sizes_of, trace
-from examples.catalogue import CATALOGUE, Entry, mish_add, rope, softmax
+from examples.catalogue import mish_add, rope, softmax
+from examples.entries import CATALOGUE, Entry
 from tests.kernel_cases import LAYOUTS, LIMITS, SHAPES, VALUES, Knobs, data, floats, offset, run, sliced, transposed, turned
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -63,13 +64,8 @@ def args_of(entry: Entry, rows: int, cols: int, dtype: torch.dtype, seed: int = 
     return entry.case(rows, cols, str(dtype).removeprefix("torch."), seed=seed)
 
 
-def fits(entry: Entry, cols: int) -> bool:
-    """Whether the chain has a workload of this width: some cut their columns into groups of 128."""
-    return not (entry.name in ("rope", "rmsnorm_fp8_block") and cols % 128)
-
-
 def catalogue(*cols: int) -> list[Any]:
-    return [pytest.param(e.name, n, id=f"{e.name}-{n}") for e in CATALOGUE for n in cols if fits(e, n)]
+    return [pytest.param(e.name, n, id=f"{e.name}-{n}") for e in CATALOGUE for n in cols if n % e.multiple == 0]
 
 
 # ---- C: the catalogue
