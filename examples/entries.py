@@ -98,6 +98,11 @@ CATALOGUE: list[Entry] = [
     Entry("int8_token", c.int8_token, {"x": X}, 9),
     Entry("softmax_backward", t.softmax_backward, {"dy": X, "y": X}, 7, suites=("large", "long", "odd")),
     Entry("swiglu_backward", t.swiglu_backward, {"dy": X, "gate": X, "up": X}, 14, suites=LARGE),
+    Entry("rmsnorm_backward", t.rmsnorm_backward, {"dy": X, "x": X, "weight": "cols", **RSTD}, 13, suites=LARGE),
+    Entry(
+        "layernorm_backward", t.layernorm_backward, {"dy": X, "x": X, "weight": "cols", "mean": "rows:float32:-0.5..0.5", **RSTD},
+        16, suites=LARGE,
+    ),
 ]  # fmt: skip
 """What has kernels."""
 
@@ -108,11 +113,6 @@ PENDING: list[Entry] = [
     Entry(
         "groupnorm_silu", c.groupnorm_silu, {"x": "rows,64,cols", "weight": "64", "bias": "64"}, 2, suites=LARGE,
         widths=(1024, 4096, 16384),
-    ),
-    Entry("rmsnorm_backward", t.rmsnorm_backward, {"dy": X, "x": X, "weight": "cols", **RSTD}, 13, suites=LARGE),
-    Entry(
-        "layernorm_backward", t.layernorm_backward, {"dy": X, "x": X, "weight": "cols", "mean": "rows:float32:-0.5..0.5", **RSTD},
-        16, suites=LARGE,
     ),
 ]  # fmt: skip
 """What is plain PyTorch as yet: the tests of kernels do not run it."""
