@@ -103,13 +103,21 @@ class Layouts:
     def plan(
         self, groups: Sequence[Sequence[int]], limits: Limits, pins: Mapping[str, int | str] | None = None
     ) -> tuple[Plan, list[dict[str, int | str]]]:
-        """The plan of these groups of nodes with heuristic schedules; PyTorch runs a group that no kernel makes."""
+        """The plan of these groups of nodes with heuristic schedules. A group that no kernel makes is cut into what
+        kernels make; PyTorch runs single operations that none does."""
         parts: list[Part] = []
         schedules: list[dict[str, int | str]] = []
-        for nodes in groups:
-            made = self.seed(nodes, limits, pins)
-            parts.append(Part(EAGER if made is None else made[0].name, tuple(nodes)))
-            schedules.append({} if made is None else made[1])
+        for group in groups:
+            left = tuple(group)
+            while left:
+                size = len(left)
+                made = self.seed(left, limits, pins)
+                while made is None and size > 1:
+                    size -= 1
+                    made = self.seed(left[:size], limits, pins)
+                parts.append(Part(EAGER if made is None else made[0].name, left[:size]))
+                schedules.append({} if made is None else made[1])
+                left = left[size:]
         return Plan(tuple(parts)), schedules
 
 

@@ -23,7 +23,6 @@ from autofuse.search.check import Case, Checker, Fill
 from autofuse.settings import read
 from autofuse.trace import sizes_of, trace
 
-CPU = torch.device("cpu")
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 LIMITS = {
     "cpu": Limits("cpu", "x", threads=2),
@@ -54,7 +53,7 @@ class Ran:
 
 def run(fn: Callable[..., Any], args: Sequence[Any], target: str = "cpu", knobs: Knobs | None = None, groups: str = "fused") -> Ran:
     """Trace, fuse, build and run `fn` with the heuristic schedules changed by `knobs`, and check what comes out."""
-    if target == "cuda":
+    if target == "cuda" and INTERPRETING:
         round_as_hardware()
     traced = trace(fn, args)
     fusion = check(traced.chain, traced.lines, getattr(fn, "__name__", "fn"))
@@ -68,7 +67,7 @@ def run(fn: Callable[..., Any], args: Sequence[Any], target: str = "cpu", knobs:
     knobbed = [turned(layouts, p.kind, p.nodes, s, knobs or {}, limits) for p, s in zip(plan.parts, schedules, strict=True)]
     # smaller blocks than a schedule may ask for, so that small tensors have ragged tails
     with mock.patch.object(Space, "validate", Space.reduce):
-        program = Program(layouts, plan, knobbed, limits, read().cache, CPU)
+        program = Program(layouts, plan, knobbed, limits, read().cache, inputs[0].device)
     checker = Checker(traced.chain, [Case("", tuple(inputs), sizes)])
     made: list[list[torch.Tensor]] = []
 

@@ -16,7 +16,7 @@ from autofuse.fusion import MAX_CUTS, Fusion, Part, Plan, check
 from autofuse.program import Layouts, Program
 from autofuse.settings import read
 from autofuse.trace import sizes_of, trace
-from tests.kernel_cases import CPU, LIMITS, data, run
+from tests.kernel_cases import LIMITS, data, run
 
 X = data(5, 24)
 
@@ -109,7 +109,7 @@ def _reaches(fusion: Fusion, start: int, end: int) -> bool:
 def program(fusion: Fusion, layouts: Layouts, groups: Sequence[Sequence[int]]) -> Program:
     plan, schedules = layouts.plan(groups, LIMITS["cpu"])
     assert Plan.parse(str(plan)) == plan
-    return Program(layouts, plan, schedules, LIMITS["cpu"], read().cache, CPU)
+    return Program(layouts, plan, schedules, LIMITS["cpu"], read().cache, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["line", "diamond", "residual", "views"])

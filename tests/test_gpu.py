@@ -14,8 +14,11 @@ import torch.nn.functional as F
 import autofuse
 from autofuse import dispatch, lookup
 from autofuse.accuracy import expect
+from autofuse.kernels.mathmode import MODES
 from autofuse.trace import sizes_of, trace
 from examples.entries import CATALOGUE, Entry
+from tests import test_columns as columns
+from tests.kernel_cases import Knobs, data, run
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda:0"
@@ -54,6 +57,62 @@ def test_the_catalogue_with_its_heuristic_schedules(entry: Entry, rows: int, col
         fused = autofuse.fuse(entry.fn)
         right(entry.fn, args, fused(*args))
         assert fused.explain(*args).tier == "heuristic"
+
+
+FORMS: dict[str, Knobs] = {
+    "whole in storage": {"form": "whole", "keep": "storage", "num_warps": 8, "rows_per_program": 1},
+    "persistent": {"form": "whole", "persistent": 2, "num_warps": 8, "rows_per_program": 2, "in0": "evict_first"},
+    "looped": {"form": "looped", "block_cols": 1024, "num_warps": 4, "online": 1, "num_stages": 2, "in0": "reuse"},
+    "split": {"form": "split", "pieces": 8, "block_cols": 1024, "num_warps": 4, "online": 0, "num_stages": 1},
+    "split online": {"form": "split", "pieces": 4, "block_cols": 512, "num_warps": 4, "online": 1, "num_stages": 1},
+}
+ROWS = [e for e in CATALOGUE if e.name in ("softmax", "log_softmax", "add_layernorm_gelu", "add_rmsnorm", "rmsnorm_fp8_token")]
+
+
+@pytest.mark.parametrize("math", MODES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("entry", ROWS, ids=lambda e: e.name)
+def test_forms(entry: Entry, form: str, math: str) -> None:
+    """Every form of a row kernel, and each math mode where results are rounded to 16 bits."""
+    for rows, cols in ((37, 8192), (300, 4104), (5, 33000)):
+        knobs = {**FORMS[form], "math": math}
+        if cols > 2**14:
+            knobs["rows_per_program"], knobs["num_warps"] = 1, 32
+        args = entry.case(rows, cols, "bfloat16", DEVICE)
+        assert run(entry.fn, args, "cuda", knobs).message == "", (rows, cols)
+
+
+LONG = [e for e in CATALOGUE if "long" in e.suites and not e.widths]
+
+
+@pytest.mark.parametrize("entry", LONG, ids=lambda e: e.name)
+def test_long_rows(entry: Entry) -> None:
+    for rows, cols in ((4, 32768), (150, 65536), (3, 131072), (2, 262144)):
+        args = entry.case(rows, cols, "bfloat16", DEVICE)
+        right(entry.fn, args, autofuse.fuse(entry.fn)(*args))
+
+
+COLUMNS: dict[str, Knobs] = {
+    "seed": {},
+    "one chunk": {"chunks": 1},
+    "many chunks": {"chunks": 264, "block_rows": 2, "block_cols": 64, "num_warps": 2},
+}
+
+
+@pytest.mark.parametrize("knobs", COLUMNS)
+@pytest.mark.parametrize("shape", [(1, 4096), (3000, 1000), (70000, 96), (513, 16384)], ids=str)
+def test_over_rows(shape: tuple[int, int], knobs: str) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        for fn in columns.TWO.values():
+            assert run(fn, (data(*shape, dtype=dtype).to(DEVICE),), "cuda", COLUMNS[knobs]).message == ""
+        given = tuple(t.to(DEVICE) for t in columns.norm_inputs(*shape, dtype))
+        assert run(columns.norm_backward, given, "cuda", COLUMNS[knobs] if shape[1] <= 4096 else {}).message == ""
+
+
+def test_sums_over_rows_past_two_to_the_31_elements() -> None:
+    x = torch.ones(2**19 + 3, 4096, dtype=torch.bfloat16, device=DEVICE)
+    y = autofuse.fuse(lambda x: x.float().sum(0))(x)
+    assert torch.equal(y, torch.full((4096,), 2.0**19 + 3, device=DEVICE))
 
 
 def softplus_gate(x: torch.Tensor) -> torch.Tensor:

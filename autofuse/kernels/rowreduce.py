@@ -7,7 +7,7 @@ from math import prod
 from .base import Knob, Knobs, Source, Space, Task
 from .mathmode import MODES
 from .split import SplitRows
-from .tile import MAX_TILE, Tiles, default_math, hints, next_power, unhinted
+from .tile import MAX_TILE, MAX_UNROLLED, Tiles, default_math, hints, next_power, unhinted
 
 WHOLE_MAX = 2**16  # columns of a whole row in registers
 SPLIT_MIN = 2**13  # columns of a row that several programs share
@@ -16,6 +16,21 @@ SPLIT_MIN = 2**13  # columns of a row that several programs share
 def padded(task: Task) -> int:
     """Columns of the widest space, each axis filled up to a power of two."""
     return max((prod(next_power(int(task.low.extents[a])) for a in s) for s in task.low.spaces), default=1)
+
+
+def _columns(task: Task) -> int:
+    """Columns of the widest space as they are."""
+    return max((prod(int(task.low.extents[a]) for a in s) for s in task.low.spaces), default=1)
+
+
+def _side_by_side(task: Task) -> int:
+    """The width of blocks that lie side by side in place of a row filled up to a power of two; 0 where that gains little."""
+    real, cols = _columns(task), padded(task)
+    if len(task.low.spaces) != 1 or real * 5 > cols * 4 or not 256 < real <= WHOLE_MAX:
+        return 0
+    # as few blocks as leave little of the last one empty
+    sizes = [b for b in (8192, 4096, 2048, 1024, 512, 256) if 2 * b <= real and -(-real // b) <= 8]
+    return next((b for b in sizes if -(-real // b) * b * 10 <= real * 11), sizes[-1] if sizes else 0)
 
 
 class RowReduce:
@@ -36,26 +51,40 @@ class RowReduce:
         cols = padded(task)
         few = task.rows < 4 * task.limits.sm_count  # then some processors would have nothing to do
         can_split = cols >= SPLIT_MIN and bool(task.low.reduces) and (few or cols > 2**15)
-        kinds = (("whole", cols <= WHOLE_MAX), ("looped", cols > 1024), ("split", can_split))
+        real = _columns(task)
+        kinds = (
+            ("whole", cols <= WHOLE_MAX),
+            ("unrolled", cols > 256 and real * 9 <= cols * 8 and real <= WHOLE_MAX),
+            ("looped", cols > 1024),
+            ("split", can_split),
+        )
         rows = tuple(r for r in (1, 2, 4, 8, 16, 32) if r == 1 or (r * cols <= 2**15 and task.low.rows))
-        blocks = ("looped", "split")
+        blocks = ("unrolled", "looped", "split")
         knobs = (
             Knob("form", tuple(f for f, ok in kinds if ok)),
-            Knob("rows_per_program", rows, (("form", ("whole", "looped")),)),
+            Knob("rows_per_program", rows, (("form", ("whole", "unrolled", "looped")),)),
             Knob("num_warps", (1, 2, 4, 8, 16, 32)),
             Knob("keep", ("wide", "storage"), (("form", ("whole",)),)),
-            Knob("persistent", (0, 1, 2, 4) if task.low.rows else (0,), (("form", ("whole",)),)),
-            Knob("block_cols", (512, 1024, 2048, 4096, 8192, 16384), (("form", blocks),)),
+            Knob("persistent", (0, 1, 2, 4) if task.low.rows else (0,), (("form", ("whole", "unrolled")),)),
+            Knob("block_cols", (128, 256, 512, 1024, 2048, 4096, 8192, 16384), (("form", blocks),)),
             Knob("pieces", (2, 4, 8, 16, 32, 64, 128), (("form", ("split",)),)),
-            Knob("num_stages", (1, 2, 4), (("form", blocks),)),
-            Knob("online", (0, 1), (("form", blocks),)),
+            Knob("num_stages", (1, 2, 4), (("form", ("looped", "split")),)),
+            Knob("online", (0, 1), (("form", ("looped", "split")),)),
             Knob("math", MODES),
             *hints(task, True),
         )
 
         def check(k: Knobs) -> str | None:
-            tile = int(k.get("rows_per_program", 1)) * (cols if k["form"] == "whole" else min(cols, int(k["block_cols"])))
+            block = cols if k["form"] == "whole" else min(cols, int(k["block_cols"]))
+            tile = int(k.get("rows_per_program", 1)) * block
             threads = 32 * int(k["num_warps"])
+            if k["form"] == "unrolled":
+                if not 2 * block <= real <= MAX_UNROLLED * block:
+                    return "too few or too many blocks side by side"
+                if int(k["rows_per_program"]) * real > threads * 128:
+                    return "over 128 elements a thread"
+            if k["form"] == "looped" and block < cols // 64:
+                return "over 64 passes"
             if tile > MAX_TILE:
                 return "the tile has too many elements"
             if tile < threads // 2:
@@ -75,6 +104,16 @@ class RowReduce:
             return cpu_seed(task)
         cols = padded(task)
         common: dict[str, int | str] = {"math": default_math(task), **unhinted(task)}
+        block = _side_by_side(task)
+        if block:
+            return {
+                "form": "unrolled",
+                "rows_per_program": 1,
+                "num_warps": max(1, min(16, block // 256, next_power(_columns(task)) // 512)),
+                "persistent": 0,
+                "block_cols": block,
+                **common,
+            }
         if cols <= 2**16:
             rows = 1
             while task.low.rows and rows < 8 and cols * rows * 2 <= 2048 and task.rows >= 4 * rows * task.limits.sm_count:

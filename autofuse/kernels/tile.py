@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from math import prod
 
 from ..cost import numel
@@ -16,6 +17,7 @@ from .mathmode import Legal
 from .triton_text import PRELUDE, TYPES, TritonPrinter, identity
 
 MAX_TILE = 2**17  # elements of one tile: beyond it registers spill whatever the warps
+MAX_UNROLLED = 16  # blocks of columns side by side in one kernel: its text grows with them
 INEXACT = {"exp", "expm1", "log1p", "tanh", "sigmoid", "erf"}  # what the fast mode loses bits in
 
 
@@ -112,6 +114,15 @@ def print_in_storage(p: TritonPrinter, actions: Sequence[tuple[Expr, Callable[[]
     p.raw.clear()
 
 
+@dataclass
+class Block:
+    """One of several blocks of columns that lie side by side: its indices, its masks, and the values that it holds."""
+
+    column: dict[str, str] = field(default_factory=dict)
+    mask: dict[str, str] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+
+
 class Tiles:
     """Assembles one kernel."""
 
@@ -119,7 +130,7 @@ class Tiles:
         self.task, self.low, self.knobs, self.form = task, task.low, knobs, form
         self.math = str(knobs["math"])
         self.stores = legal_stores(task.low, self.math)
-        self.looped = {s[0] for s in task.low.spaces} if form in ("looped", "split", "tile") else set()
+        self.looped = {s[0] for s in task.low.spaces} if form in ("looped", "unrolled", "split", "tile") else set()
         self.blocks: dict[str, int] = {}
         for s in task.low.spaces:
             pads = {a: next_power(self._extent(a)) for a in s}
@@ -127,6 +138,8 @@ class Tiles:
                 inner = prod(pads[a] for a in s[1:])
                 pads[s[0]] = max(1, min(pads[s[0]], block // inner)) if form != "flat" else block
             self.blocks |= pads
+            if form == "unrolled" and -(-self._extent(s[0]) // pads[s[0]]) > MAX_UNROLLED:
+                raise Infeasible(f"over {MAX_UNROLLED} blocks side by side")
             if rows * prod(pads.values()) > MAX_TILE:
                 raise Infeasible(f"a tile of {rows * prod(pads.values())} elements")
         if rows > 1 and not task.low.rows:
@@ -134,6 +147,7 @@ class Tiles:
         self.rows = rows
         self.p = self._printer()
         self.level: dict[int, int] = {}
+        self.side: dict[tuple[str, ...], list[Block]] = {}
         self.online = (
             find_online([e for e in walk([v for _, v in self.stores]) if e.op == "reduce"])
             if form in ("looped", "split") and knobs.get("online") == 1
@@ -163,6 +177,8 @@ class Tiles:
         elif self.form == "whole":
             self._columns("0")
             self._whole()
+        elif self.form == "unrolled":
+            self._loops()
         elif self.form == "tile":
             for s in low.spaces:
                 p.line(f"start = tl.program_id(1) * {p.blocks[s[0]]}")
@@ -178,16 +194,20 @@ class Tiles:
         p, kept = self.p, self.p.addressing.kept
         programs = int(self.knobs["persistent"]) * self.task.limits.sm_count
         p.line("pid = tl.program_id(0)")
-        self._columns("0")
-        rows = set(self.low.rows)
-        for e in walk([v for _, v in self.stores]):  # what is the same for all rows is loaded once
-            if e.op == "load" and not e.axes & rows and p.space(e) is not None:
-                p.name(e)
+        if self.form == "whole":
+            self._columns("0")
+            rows = set(self.low.rows)
+            for e in walk([v for _, v in self.stores]):  # what is the same for all rows is loaded once
+                if e.op == "load" and not e.axes & rows and p.space(e) is not None:
+                    p.name(e)
         p.line(f"for tile in range(pid, tl.cdiv(rows, {self.rows}), {programs}):")
         with p.scope():
             p.set_rows(f"tile * {self.rows}" if p.rowdim else "tile", "rows", kept)
             mark = len(p.lines)
-            self._whole()
+            if self.form == "whole":
+                self._whole()
+            else:
+                self._loops()
             p.lines[mark:mark] = [p.indent * 2 + text for _, text in p.hoisted]
         return self._wrap(("persistent", self.rows, programs))
 
@@ -237,7 +257,7 @@ class Tiles:
                 writes = [(s, v) for s, v in left if self.level[v.number] < level and self._space_of(s) == space]
                 left = [w for w in left if w not in writes]
                 if mine or writes:
-                    self._loop(space, mine, writes)
+                    self._unrolled(space, mine, writes) if self.form == "unrolled" else self._loop(space, mine, writes)
             rest = [(s, v) for s, v in left if self.level[v.number] <= level and self._space_of(s) is None]
             left = [w for w in left if w not in rest]
             self._print_stores(rest)
@@ -304,6 +324,38 @@ class Tiles:
             if r.number in online:
                 self._online_end(acc, online[r.number], space)
                 continue
+            name = p.assign(p.reduce_text(acc, r.attr[0], r.attr[1], space), p.reduced_kind(r.attr[1], space), "s")
+            p.define(r, name)
+
+    def _unrolled(self, space: tuple[str, ...], reduces: Sequence[Expr], writes: Sequence[tuple[Store, Expr]]) -> None:
+        """A pass over blocks that lie side by side in registers: a row of 5 x 1024 columns is no tile of 8192."""
+        p = self.p
+        self._hoist([*(r.args[0] for r in reduces), *(v for _, v in writes)])
+        axis = space[0]
+        n, block = self._extent(axis), p.blocks[axis]
+        blocks = self.side.setdefault(space, [Block() for _ in range(-(-n // block))])
+        names = [p.fresh("acc") for _ in reduces]
+        for k, one in enumerate(blocks):
+            p.scopes.append(one.names)
+            if not one.column:
+                for d, a in enumerate(space):
+                    whole = (k + 1) * block <= n if d == 0 else self._extent(a) == p.blocks[a]
+                    p.set_column(a, str(k * block) if d == 0 else "0", whole)
+                one.column, one.mask = {a: p.column[a] for a in space}, {a: p.mask[a] for a in space if a in p.mask}
+            for a in space:
+                p.column[a] = one.column[a]
+                p.mask.pop(a, None)
+            p.mask |= one.mask
+            for r, acc in zip(reduces, names, strict=True):
+                text, kind = p.masked(r.args[0], r.attr[0], space), r.attr[0]
+                if k and kind in ("sum", "prod"):
+                    text = f"{acc} {'+' if kind == 'sum' else '*'} {text}"
+                elif k:
+                    text = f"tl.{kind}imum({acc}, {text})"
+                p.line(f"{acc} = {text}")
+            self._print_stores(writes)
+            p.scopes.pop()
+        for r, acc in zip(reduces, names, strict=True):
             name = p.assign(p.reduce_text(acc, r.attr[0], r.attr[1], space), p.reduced_kind(r.attr[1], space), "s")
             p.define(r, name)
 
