@@ -33,6 +33,15 @@ def _side_by_side(task: Task) -> int:
     return next((b for b in sizes if -(-real // b) * b * 10 <= real * 11), sizes[-1] if sizes else 0)
 
 
+def _strided(task: Task) -> bool:
+    """Whether columns of an input lie apart in memory, as in a transposed one: then rows are what is read together."""
+    chain = task.chain
+    return any(
+        len(v.shape) > 1 and v.shape[-1] != 1 and chain.users[k] and task.layout.strides[k][-1] is None
+        for k, v in enumerate(chain.inputs)
+    )
+
+
 class RowReduce:
     """Whole rows in registers, columns in blocks with accumulators, or rows split among programs."""
 
@@ -51,14 +60,14 @@ class RowReduce:
         cols = padded(task)
         few = task.rows < 4 * task.limits.sm_count  # then some processors would have nothing to do
         can_split = cols >= SPLIT_MIN and bool(task.low.reduces) and (few or cols > 2**15)
-        real = _columns(task)
+        real, apart = _columns(task), _strided(task)
         kinds = (
             ("whole", cols <= WHOLE_MAX),
             ("unrolled", cols > 256 and real * 9 <= cols * 8 and real <= WHOLE_MAX),
-            ("looped", cols > 1024),
+            ("looped", cols > 1024 or (apart and cols > 128)),
             ("split", can_split),
         )
-        rows = tuple(r for r in (1, 2, 4, 8, 16, 32) if r == 1 or (r * cols <= 2**15 and task.low.rows))
+        rows = tuple(r for r in (1, 2, 4, 8, 16, 32, 64) if r == 1 or (task.low.rows and (apart or (r < 64 and r * cols <= 2**15))))
         blocks = ("unrolled", "looped", "split")
         knobs = (
             Knob("form", tuple(f for f, ok in kinds if ok)),
@@ -104,6 +113,10 @@ class RowReduce:
             return cpu_seed(task)
         cols = padded(task)
         common: dict[str, int | str] = {"math": default_math(task), **unhinted(task)}
+        if _strided(task) and task.low.rows and cols > 128:
+            return {
+                "form": "looped", "rows_per_program": 32, "num_warps": 8, "block_cols": 128, "num_stages": 1, "online": 1, **common,
+            }  # fmt: skip
         block = _side_by_side(task)
         if block:
             return {
