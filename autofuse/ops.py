@@ -321,6 +321,7 @@ _op("softmax _softmax log_softmax _log_softmax logsumexp", kind="reduction", flo
 # composites that stay whole in a chain and are decomposed by kernels; listed for their cost
 _op("rms_norm layer_norm native_layer_norm", kind="composite", flops=8)
 _op("gelu mish softplus elu selu celu", kind="composite", flops=25)
+_op("tril triu", kind="composite", flops=2)
 # index maps
 _op("reshape permute slice select expand contiguous cat gather", kind="view", flops=0)
 

@@ -284,6 +284,8 @@ SAMPLES: dict[str, list[Sample]] = {
     "elu": [unary()(F.elu)],
     "selu": [unary()(F.selu)],
     "celu": [unary()(F.celu)],
+    "tril": [unary(*EVERY)(torch.tril), unary()(lambda x: (x + 1).tril(-2) * 2), unary()(lambda x: x.tril(30))],
+    "triu": [unary(*EVERY)(torch.triu), unary()(lambda x: (x + 1).triu(-2) * 2), unary()(lambda x: x.triu(30))],
     # index maps
     "reshape": [unary(*EVERY)(lambda x: x.clone().reshape(-1, 6, 8) == 1)],
     "permute": [unary()(lambda x: x.unflatten(-1, (4, 12)).transpose(-1, -2) * 2)],

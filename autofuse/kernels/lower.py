@@ -247,6 +247,8 @@ class Lowered:
             given: list[Any] = [a.dim if isinstance(a, Size) else a for a in v.args]
             start = given[0] if len(given) > 1 else 0
             step = given[2] if len(given) > 2 else dict(v.kwargs).get("step", 1)
+            if isinstance(start, str) or not isinstance(step, (int, float)):
+                raise UnsupportedOp(f"{v.op} starts or steps by a row count: pass it as a 0-d tensor, added to arange(rows)")
             point = self.b.cast(self.b.index(index[0]), to)
             return self.b("add", self.b("mul", point, self.b.const(step, to)), self.b.const(start, to))
         if "zeros" in name:
