@@ -35,9 +35,11 @@ def _table() -> dict[Any, Any]:
 
 
 def overload_of(op: str) -> Any:
-    """The ATen overload of a value's operation. Raises UnsupportedOp where this torch has none of that name."""
-    _, name, overload = op.split(".")
-    found = getattr(getattr(torch.ops.aten, name, None), overload, None)
+    """The overload of a value's operation, ATen's or our own. Raises UnsupportedOp where there is none of that name."""
+    namespace, name, overload = op.split(".")
+    if namespace == "autofuse":
+        from . import random  # noqa: F401 - registers it
+    found = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
     if found is None:
         raise UnsupportedOp(f"torch {torch.__version__} has no operation {op}")
     return found

@@ -314,6 +314,8 @@ _op("to", lower=lambda b, x: x, args="own")
 _op("clone", lower=lambda b, x: x, flops=0)
 # constants
 _op("full_like zeros_like ones_like new_full new_zeros new_ones full zeros ones scalar_tensor arange", kind="factory", flops=0)
+# autofuse's own (random.py): by the element's number, so it is lowered where indices are
+_op("uniform", flops=24)
 # reductions over the last axes
 _op("sum mean amax amin prod any all argmax argmin", kind="reduction")
 _op("var std linalg_vector_norm norm", kind="reduction", flops=3)

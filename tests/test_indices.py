@@ -83,8 +83,8 @@ def test_c(name: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", [*REDUCED, *POINTWISE])
 def test_layouts_c(name: str, layout: str) -> None:
     x = LAYOUTS[layout](data(2, 4, 5, 12))
-    knobs: Knobs
-    for knobs in ({"keep": "all", "chunk_cols": 8, "row_block": 1}, {"keep": "none", "vector": 512}):
+    choices: list[Knobs] = [{"keep": "all", "chunk_cols": 8, "row_block": 1}, {"keep": "none", "vector": 512}]
+    for knobs in choices:
         assert run({**REDUCED, **POINTWISE}[name], (x.bfloat16() if layout == "plain" else x,), knobs=knobs).message == ""
 
 

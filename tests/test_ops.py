@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import autofuse
 from autofuse import ops
 from tests.kernel_cases import INF, NAN, data, run
 
@@ -236,6 +237,7 @@ SAMPLES: dict[str, list[Sample]] = {
         unary()(lambda x: torch.where(torch.arange(x.shape[-1]) < 20, x, -1.0)),
         unary()(lambda x: x * torch.arange(3, 3 + 2 * COLS, 2)),
     ],
+    "uniform": [unary(*EVERY)(lambda x: autofuse.uniform(x, 3)), unary()(lambda x: autofuse.dropout(x, 0.4, 5, -7))],
     # reductions
     "sum": [
         *reduced(torch.sum, (*SHORTER, *INTS, "bool")), unary("float64", kind="positive")(lambda x: x.sum(-1)),

@@ -260,7 +260,7 @@ def test_random() -> None:
         return F.dropout(x, 0.5)
 
     refused(noisy, X, match="random", kind=UnsupportedOp)
-    refused(dropped, X, match="random", kind=UnsupportedOp)
+    refused(dropped, X, match=r"is random: use autofuse\.dropout\(x, p, seed\)", kind=UnsupportedOp)
     agree(lambda x: F.dropout(x, 0.5, training=False) * 2, X)
     agree(lambda x: F.rrelu(x, training=False), X)
 
