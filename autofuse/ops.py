@@ -321,7 +321,7 @@ _op("sum mean amax amin prod any all argmax argmin", kind="reduction")
 _op("var std linalg_vector_norm norm", kind="reduction", flops=3)
 _op("softmax _softmax log_softmax _log_softmax logsumexp", kind="reduction", flops=12)
 # composites that stay whole in a chain and are decomposed by kernels; listed for their cost
-_op("rms_norm layer_norm native_layer_norm", kind="composite", flops=8)
+_op("rms_norm layer_norm native_layer_norm group_norm", kind="composite", flops=8)
 _op("gelu mish softplus elu selu celu", kind="composite", flops=25)
 _op("tril triu", kind="composite", flops=2)
 # index maps

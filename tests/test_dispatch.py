@@ -83,6 +83,20 @@ def test_heuristic_then_exact_then_near_rows() -> None:
     assert fused.explain(*make(64, 128)).tier == "heuristic"
 
 
+def test_images_of_several_sizes() -> None:
+    """Channels, height and width are static: another size is another chain, another batch is not."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.silu(F.group_norm(x, 4, w))
+
+    fused = autofuse.fuse(fn)
+    weight = torch.randn(8)
+    for shape in ((2, 8, 5, 7), (3, 8, 5, 7), (2, 8, 4, 4), (1, 8, 5, 7), (2, 8, 5, 7), (8, 8, 5, 7), (3, 8, 40)):
+        x = torch.randn(shape)
+        right(fn, (x, weight), fused(x, weight))
+        assert fused.explain(x, weight).tier == "heuristic"
+
+
 def test_on_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     args = make()
     monkeypatch.setenv("AUTOFUSE_ON_MISS", "eager")

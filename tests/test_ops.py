@@ -280,6 +280,10 @@ SAMPLES: dict[str, list[Sample]] = {
         unary()(lambda x: F.layer_norm(x, (COLS,))),
         unary()(lambda x: F.layer_norm(x + 1, (COLS,), eps=1e-3) * 2),
     ],
+    "group_norm": [
+        unary()(lambda x: F.group_norm(x.unflatten(-1, (6, 8)), 3)),
+        Sample(lambda x, w: F.group_norm(x.unflatten(-1, (6, 8)), 2, w[:6], w[6:12], 1e-3) * 2, ("real", "row")),
+    ],
     "gelu": [unary()(F.gelu), unary()(lambda x: F.gelu(x, approximate="tanh"))],
     "mish": [unary()(F.mish)],
     "softplus": [unary()(F.softplus), unary()(lambda x: F.softplus(x, 2.0, 10.0))],
