@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -278,10 +280,16 @@ def test_kernels_past_32_bits(target: str) -> None:
 
 
 def test_a_chain_on_paper() -> None:
-    """A chain of random numbers goes through JSON, and evaluates in a process that never imported the generator."""
-    traced = trace(lambda x, s: autofuse.dropout(x, 0.5, s, -(2**63)), (data(4, 6), SEED))
+    """A chain of random numbers goes through JSON into a process that never imported the generator."""
+    traced = trace(lambda x, s: autofuse.uniform(x, s, -(2**63)) * 2, (data(4, 6), SEED))
     assert "autofuse.uniform.default" in traced.chain.to_json()
     assert Chain.from_json(traced.chain.to_json()) == traced.chain
+    code = (
+        "import sys, torch; from autofuse.chain import Chain; from autofuse.reference import evaluate\n"
+        "print(evaluate(Chain.from_json(sys.argv[1]), [torch.zeros(4, 6), torch.tensor(5)], {'s0': 4})[0].sum().item())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, traced.chain.to_json()], capture_output=True, text=True, check=True)
+    assert float(done.stdout) == float((autofuse.uniform(data(4, 6), 5, -(2**63)) * 2).sum())
 
 
 def test_fused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,6 +304,9 @@ def test_fused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         s = torch.tensor(seed)
         assert torch.equal(fused(data(6, 24), s), fn(data(6, 24), s))
     assert fused.explain(data(6, 24), SEED).tier == "heuristic"
+    assert autofuse.tune(fn, [(data(64, 96), SEED)], trials=4, seconds=20).ok
+    assert fused.explain(data(64, 96), SEED).tier == "exact"
+    assert torch.equal(fused(data(64, 96), SEED), fn(data(64, 96), SEED))
     dispatch.reload()
 
 
