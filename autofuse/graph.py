@@ -256,7 +256,7 @@ class Reader:
         if name in ("dropout", "rrelu") and not bound.get("train", bound.get("training", False)):
             return self.evaluated(node, name, bound)
         if torch.Tag.nondeterministic_seeded in target.tags:
-            instead = "autofuse.dropout(x, p, seed)" if "dropout" in name else "autofuse.uniform(x, seed)"
+            instead = "autofuse.dropout(x, p, seed)" if name in ("dropout", "native_dropout") else "autofuse.uniform(x, seed)"
             raise UnsupportedOp(
                 f"{name} in {self.name}{at_line(_line(node))} is random: use {instead}, whose numbers a kernel can draw again, or "
                 "draw them outside and pass them in"

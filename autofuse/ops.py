@@ -334,6 +334,12 @@ def flops_per_element(name: str) -> float:
     return found.flops if found else 10.0
 
 
+def reads_shape_only(name: str) -> bool:
+    """Whether an operation reads of its first argument only how long its axes are."""
+    found = OPS.get(name)
+    return found is not None and (found.kind == "factory" or name == "uniform")
+
+
 def is_free(name: str) -> bool:
     """Whether an operation is no kernel of its own: an index map or a constant."""
     found = OPS.get(name)

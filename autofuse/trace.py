@@ -42,13 +42,15 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], ones: bool | None = None)
     structure. Raises TraceError (or UnsupportedOp), which names the operation and line: that of the first try.
     """
     first: TraceError | None = None
+    plain: TraceError | None = None
     for rows, last in _row_axes(args):
-        if last and isinstance(first, UnsupportedOp):
+        if last and isinstance(plain, UnsupportedOp):  # not for want of a number a row
             continue
         try:
             return _trace_ones(fn, args, ones, rows)
         except TraceError as e:
             first = first or e
+            plain = plain if last else e
     if ones is None and any(isinstance(a, torch.Tensor) and 0 in a.shape[:-1] for a in args):
         with contextlib.suppress(TraceError):
             return _trace_ones(fn, args, True, next(_row_axes(args))[0])

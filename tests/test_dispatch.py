@@ -97,6 +97,24 @@ def test_images_of_several_sizes() -> None:
         assert fused.explain(x, weight).tier == "heuristic"
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_row_numbers_at_several_shapes(order: int) -> None:
+    """A kernel built where row axes of 1 run on as one does not serve where they do not."""
+
+    def fn(s: torch.Tensor) -> torch.Tensor:
+        q, k = torch.arange(s.shape[-2])[:, None], torch.arange(s.shape[-1])
+        head = torch.arange(s.shape[1])[:, None, None]
+        return F.softmax(torch.where(k <= q + head, s, -1e9), -1)
+
+    fused = autofuse.fuse(fn)
+    shapes = [(1, 1, 5, 8), (2, 1, 5, 8), (2, 3, 5, 8), (1, 3, 1, 8), (1, 3, 9, 8), (4, 2, 2, 8), (3, 1, 1, 8)]
+    for shape in shapes[::order]:
+        x = torch.randn(shape)
+        right(fn, (x,), fused(x))
+        assert fused.explain(x).tier == "heuristic"
+        assert torch.equal(fused(x) > 0, fn(x) > 0)
+
+
 def test_on_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     args = make()
     monkeypatch.setenv("AUTOFUSE_ON_MISS", "eager")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import autofuse
-from autofuse import dispatch, random
+from autofuse import cost, dispatch, random
 from autofuse.chain import Chain
 from autofuse.errors import InputError, UnsupportedOp
 from autofuse.fusion import check
@@ -308,6 +309,24 @@ def test_fused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fused.explain(data(64, 96), SEED).tier == "exact"
     assert torch.equal(fused(data(64, 96), SEED), fn(data(64, 96), SEED))
     dispatch.reload()
+
+
+def test_another_seed_is_no_new_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOFUSE_STORE", str(tmp_path / "store.db"))
+    dispatch.reload()
+    fused = autofuse.fuse(lambda x, s: autofuse.dropout(x, 0.5, s))
+    with mock.patch.object(dispatch, "trace", wraps=trace) as traced:
+        made = [fused(data(rows, 24), torch.tensor(seed)) for seed in range(3) for rows in (6, 7)]
+    assert traced.call_count == 1
+    assert not torch.equal(made[0], made[2])
+    dispatch.reload()
+
+
+def test_what_is_read_for_its_shape_costs_nothing() -> None:
+    chain = trace(lambda x, s: autofuse.uniform(x, s) > 0.5, (data(4, 6), SEED)).chain
+    assert cost.bytes_min(chain, {"s0": 4}) == 8 + 4 * 6
+    chain = trace(lambda x, s: autofuse.dropout(x, 0.5, s), (data(4, 6), SEED)).chain
+    assert cost.bytes_min(chain, {"s0": 4}) == 8 + 2 * 4 * 6 * 4
 
 
 def test_exports() -> None:

@@ -130,6 +130,7 @@ def test_axes_of_the_other_arguments_beside_a_batch() -> None:
         agree(lambda x, t: F.group_norm(x, 2) + t, x, table)
         agree(lambda x, f: F.group_norm(x, 2) * f[:, None, None, None], x, factor)
         agree(lambda x, w: F.group_norm(x, 2, w, w) * 2, x, data(6, seed=4))
+        agree(lambda x, f: x[:, 1:5] * f[:, None, None, None], x, factor)
 
 
 def test_what_fails_either_way_says_what_it_said_first() -> None:
