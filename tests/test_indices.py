@@ -79,6 +79,18 @@ def test_c(name: str, shape: tuple[int, ...]) -> None:
         assert run({**REDUCED, **POINTWISE}[name], (data(*shape),), groups=groups).message == ""
 
 
+def test_square_masks() -> None:
+    """A mask of the last axis' length both ways, or cut from a longer one: queries are then static too."""
+    longest = torch.ones(16, 16, dtype=torch.bool).tril()
+    s = data(2, 3, 9, 9)
+    for fn in (
+        lambda s: s.masked_fill(~torch.ones(s.shape[-1], s.shape[-1], dtype=torch.bool).tril(), -INF).softmax(-1),
+        lambda s: torch.where(longest[: s.shape[-2], : s.shape[-1]], s, -INF).softmax(-1),
+    ):
+        for given in (s, s[:1], s[:, :1]):
+            assert run(fn, (given,)).message == ""
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", [*REDUCED, *POINTWISE])
 def test_layouts_c(name: str, layout: str) -> None:
