@@ -3,6 +3,7 @@
     @autofuse.fuse                            a function that runs its tuned kernel
     autofuse.tune(fn, [(x, weight), ...])     the offline job: search, check, measure, store
     autofuse.reload()                         read the store again
+    autofuse.dropout(x, p, seed)              dropout whose mask a kernel makes and makes again; also drop_path, uniform
 
 What is not used is not imported: a program that only calls fused functions never loads Optuna, SQLAlchemy or Alembic,
 and the command's help does not load torch.
@@ -31,14 +32,18 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .dispatch import Explanation, Fused, fuse, reload
+    from .random import drop_path, dropout, uniform
     from .search.tuner import tune
 
 _LAZY = {
     "Explanation": "dispatch",
     "Fused": "dispatch",
+    "drop_path": "random",
+    "dropout": "random",
     "fuse": "dispatch",
     "reload": "dispatch",
     "tune": "search.tuner",
+    "uniform": "random",
 }
 
 __all__ = [
@@ -60,9 +65,12 @@ __all__ = [
     "UnsupportedOp",
     "WorkerError",
     "__version__",
+    "drop_path",
+    "dropout",
     "fuse",
     "reload",
     "tune",
+    "uniform",
 ]
 
 

@@ -218,6 +218,11 @@ def compare(
     return Expected(oracle, eager, value, flips=flips, source=source, source_dtype=source_dtype, floor=floor).verdict(y)
 
 
+def _exact(value: Value) -> bool:
+    """Whether every target has the same bits: there is no last bit that differs."""
+    return value.op == INPUT or value.name == "uniform"
+
+
 def flipping(chain: Chain) -> frozenset[int]:
     """The values behind a discontinuity of a computed float: there a last-bit difference may flip an element."""
     root: list[int] = []
@@ -227,7 +232,7 @@ def flipping(chain: Chain) -> frozenset[int]:
         refs = v.refs
         root.append(root[refs[0]] if refs and ops.is_free(v.name) else i)
         unit = max((coarse[r] for r in refs), default=0.0)
-        made = [r for r in refs if "float" in chain.values[r].dtype and chain.values[root[r]].op != INPUT]
+        made = [r for r in refs if "float" in chain.values[r].dtype and not _exact(chain.values[root[r]])]
         entry = ops.OPS.get(v.name)
         cuts = (entry is not None and entry.rounds) or v.name in ("argmax", "argmin", "any", "all")
         cast = v.name == "to" and bool(made)

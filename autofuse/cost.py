@@ -25,11 +25,11 @@ def numel(shape: Sequence[Dim], sizes: Mapping[str, int]) -> int:
 
 
 def bytes_min(chain: Chain, sizes: Mapping[str, int]) -> int:
-    """Bytes that must cross device memory: each input read once, each output that is computed written once."""
+    """Bytes that must cross device memory: each input whose values count read once, each computed output written once."""
     total = 0
     for i in range(chain.num_inputs):
-        if chain.users[i]:
-            v = chain.values[i]
+        v = chain.values[i]
+        if not all(ops.reads_shape_only(chain.values[u].name) and chain.values[u].refs[0] == i for u in chain.users[i]):
             total += numel(v.shape, sizes) * ops.ITEMSIZE[v.dtype]
     for o in set(chain.outputs):
         v = chain.values[o]

@@ -27,17 +27,35 @@ from .trace import HINT
 def _table() -> dict[Any, Any]:
     known = {n for n, op in ops.OPS.items() if op.lower is not None or op.kind in ("reduction", "factory")}
     known |= {name.removeprefix("op_") for name in vars(Reader) if name.startswith("op_")}
-    return {
+    table = {
         overload: rule
         for overload, rule in torch._decomp.decomposition_table.items()
         if isinstance(overload, torch._ops.OpOverload) and overload._schema.name.removeprefix("aten::").rstrip("_") not in known
     }
+    return table | {torch.ops.aten.native_group_norm.default: _group_norm}
+
+
+def _group_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, n: int, channels: int, inner: int, groups: int,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """native_group_norm by index maps: PyTorch's rule goes through strides, which a chain does not have."""
+    split = x.reshape(n, groups, channels // groups * inner)
+    var, mean = torch.var_mean(split, -1, correction=0, keepdim=True)
+    scale = torch.rsqrt(var + eps)
+    y = ((split - mean) * scale).reshape(x.shape)
+    one_a_channel = [channels, *(1 for _ in x.shape[2:])]
+    y = y if weight is None else y * weight.reshape(one_a_channel)
+    y = y if bias is None else y + bias.reshape(one_a_channel)
+    return y, mean.squeeze(-1), scale.squeeze(-1)
 
 
 def overload_of(op: str) -> Any:
-    """The ATen overload of a value's operation. Raises UnsupportedOp where this torch has none of that name."""
-    _, name, overload = op.split(".")
-    found = getattr(getattr(torch.ops.aten, name, None), overload, None)
+    """The overload of a value's operation, ATen's or our own. Raises UnsupportedOp where there is none of that name."""
+    namespace, name, overload = op.split(".")
+    if namespace == "autofuse":
+        from . import random  # noqa: F401 - registers it
+    found = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
     if found is None:
         raise UnsupportedOp(f"torch {torch.__version__} has no operation {op}")
     return found

@@ -247,16 +247,20 @@ class Reader:
             if getattr(target, "__module__", "").startswith("torch") and "grad" in getattr(target, "__name__", ""):
                 return None  # torch.no_grad() inside the function
             raise UnsupportedOp(f"{self.name}{at_line(_line(node))} calls {target}, which is no tensor operation")
-        name = target._schema.name.removeprefix("aten::")
+        name = target._schema.name.removeprefix("aten::").removeprefix("autofuse::")
         if target.namespace == "prims" and (name in ops.OPS or name == "convert_element_type"):
             name = "to" if name == "convert_element_type" else name
-        elif target.namespace != "aten":
+        elif target.namespace not in ("aten", "autofuse"):
             raise UnsupportedOp(f"{target} in {self.name}{at_line(_line(node))} is not an ATen operation: no kernel kind lowers it")
         bound = _bind(target, node)
         if name in ("dropout", "rrelu") and not bound.get("train", bound.get("training", False)):
             return self.evaluated(node, name, bound)
         if torch.Tag.nondeterministic_seeded in target.tags:
-            raise UnsupportedOp(f"{name} in {self.name}{at_line(_line(node))} is random: draw the numbers outside and pass them in")
+            instead = "autofuse.dropout(x, p, seed)" if name in ("dropout", "native_dropout") else "autofuse.uniform(x, seed)"
+            raise UnsupportedOp(
+                f"{name} in {self.name}{at_line(_line(node))} is random: use {instead}, whose numbers a kernel can draw again, or "
+                "draw them outside and pass them in"
+            )
         value = node.meta.get("val")
         if isinstance(value, (torch.SymInt, int)) and name in ("sym_size", "sym_numel", "sym_stride"):
             return Size(self.dim(value, node))
@@ -346,7 +350,7 @@ class Reader:
             # eager's default is the epsilon of the type it computes in; spelled out, it does not change with the oracle's
             wide = value.dtype if value.dtype == torch.float64 else torch.float32
             args = [*args[:2], *(args[2:3] or [None]), torch.finfo(wide).eps]
-        overload = f"aten.{name}.{target._overloadname}"
+        overload = f"{'autofuse' if target.namespace == 'autofuse' else 'aten'}.{name}.{target._overloadname}"
         if name in ops.OPS and ops.OPS[name].kind == "view":
             raise UnsupportedOp(f"{overload} in {self.name}{at_line(_line(node))} is a view that is not an index map yet")
         return self.add(node, overload, args, self.shape(node), value.dtype, kwargs)

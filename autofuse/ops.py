@@ -314,13 +314,16 @@ _op("to", lower=lambda b, x: x, args="own")
 _op("clone", lower=lambda b, x: x, flops=0)
 # constants
 _op("full_like zeros_like ones_like new_full new_zeros new_ones full zeros ones scalar_tensor arange", kind="factory", flops=0)
+# autofuse's own (random.py): by the element's number, so it is lowered where indices are
+_op("uniform", flops=24)
 # reductions over the last axes
 _op("sum mean amax amin prod any all argmax argmin", kind="reduction")
 _op("var std linalg_vector_norm norm", kind="reduction", flops=3)
 _op("softmax _softmax log_softmax _log_softmax logsumexp", kind="reduction", flops=12)
 # composites that stay whole in a chain and are decomposed by kernels; listed for their cost
-_op("rms_norm layer_norm native_layer_norm", kind="composite", flops=8)
+_op("rms_norm layer_norm native_layer_norm group_norm", kind="composite", flops=8)
 _op("gelu mish softplus elu selu celu", kind="composite", flops=25)
+_op("tril triu", kind="composite", flops=2)
 # index maps
 _op("reshape permute slice select expand contiguous cat gather", kind="view", flops=0)
 
@@ -329,6 +332,12 @@ def flops_per_element(name: str) -> float:
     """The cost of an operation in floating-point operations per element of its largest operand."""
     found = OPS.get(name)
     return found.flops if found else 10.0
+
+
+def reads_shape_only(name: str) -> bool:
+    """Whether an operation reads of its first argument only how long its axes are."""
+    found = OPS.get(name)
+    return found is not None and (found.kind == "factory" or name == "uniform")
 
 
 def is_free(name: str) -> bool:

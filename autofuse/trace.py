@@ -29,6 +29,7 @@ from .errors import AutofuseError, TraceError, UnsupportedOp
 from .graph import Reader, Traced, at_line, internal
 
 aten = torch.ops.aten
+Rows = frozenset[tuple[int, int]]  # (argument, axis): what varies from call to call
 HINT = 16  # a hint of 2 or more, and divisible, so that no trace takes a branch of its own for it
 
 
@@ -36,45 +37,69 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], ones: bool | None = None)
     """Trace `fn` over flat positional arguments: tensors (of any shape) and Python scalars.
 
     `ones` says whether leading axes of extent 1 are static (they broadcast) or rows like any other; None tries rows
-    first. The last axis is static, but for a vector that only makes sense as one number a row. Scalars are part of the
-    structure. Raises TraceError (or UnsupportedOp), which names the operation and line.
+    first. The last axis is static, but for a vector that only makes sense as one number a row; so are the axes after the
+    leading one where the function fails with them as rows (it splits them, or cuts them). Scalars are part of the
+    structure. Raises TraceError (or UnsupportedOp), which names the operation and line: that of the first try.
     """
-    try:
-        return _trace_ones(fn, args, ones, frozenset())
-    except UnsupportedOp:
-        raise
-    except TraceError:
-        for vectors in _row_vectors(args):
-            with contextlib.suppress(TraceError):
-                return _trace_ones(fn, args, ones, vectors)
-        raise
+    first: TraceError | None = None
+    plain: TraceError | None = None
+    for rows, last in _row_axes(args):
+        if last and isinstance(plain, UnsupportedOp):  # not for want of a number a row
+            continue
+        try:
+            return _trace_ones(fn, args, ones, rows)
+        except TraceError as e:
+            first = first or e
+            plain = plain if last else e
+    if ones is None and any(isinstance(a, torch.Tensor) and 0 in a.shape[:-1] for a in args):
+        with contextlib.suppress(TraceError):
+            return _trace_ones(fn, args, True, next(_row_axes(args))[0])
+    assert first is not None
+    raise first
 
 
-def _row_vectors(args: Sequence[Any]) -> list[frozenset[int]]:
-    """Which 1-D arguments may hold one number a row (labels, scales): as long as a leading axis is. Best guess first."""
+def _row_axes(args: Sequence[Any]) -> Iterator[tuple[Rows, bool]]:
+    """Which axes may be rows, best guess first, and whether that makes the last axis of a vector one.
+
+    Every leading axis; then with 1-D arguments that may hold one number a row (labels, scales), as long as a leading axis
+    is. Where an argument has three axes or more, then the leading one alone (a batch of images, whose channels are split
+    into groups): of every argument as long there, then of those with the most axes.
+    """
     tensors = {k: a for k, a in enumerate(args) if isinstance(a, torch.Tensor)}
-    leading = {n for a in tensors.values() for n in a.shape[:-1]}
-    found = [k for k, a in tensors.items() if a.dim() == 1 and a.shape[0] in leading]
-    return list(dict.fromkeys([frozenset(found), *(frozenset({k}) for k in found)])) if found else []
+    every = frozenset((k, d) for k, a in tensors.items() for d in range(a.dim() - 1))
+    choices = [every]
+    most = max((a.dim() for a in tensors.values()), default=0)
+    if most >= 3:
+        widest = frozenset((k, 0) for k, a in tensors.items() if a.dim() == most)
+        long = {tensors[k].shape[0] for k, _ in widest}
+        choices += [frozenset((k, 0) for k, a in tensors.items() if a.dim() > 1 and a.shape[0] in long), widest]
+    for rows in dict.fromkeys(choices):
+        yield rows, False
+        lengths = {tensors[k].shape[d] for k, d in rows}
+        found = [(k, 0) for k, a in tensors.items() if a.dim() == 1 and a.shape[0] in lengths]
+        for vectors in dict.fromkeys([frozenset(found), *(frozenset({v}) for v in found)]) if found else ():
+            yield rows | vectors, True
 
 
-def _trace_ones(fn: Callable[..., Any], args: Sequence[Any], ones: bool | None, vectors: frozenset[int]) -> Traced:
+def _trace_ones(fn: Callable[..., Any], args: Sequence[Any], ones: bool | None, rows: Rows) -> Traced:
     if ones is not None:
-        return _trace(fn, args, ones, vectors)
-    if not any(isinstance(a, torch.Tensor) and any(n <= 1 for n in a.shape[:-1]) for a in args):
-        return _trace(fn, args, False, vectors)
+        return _trace(fn, args, ones, rows)
+    if not any(args[k].shape[d] <= 1 for k, d in rows):
+        return _trace(fn, args, False, rows)
     try:
-        traced = _trace(fn, args, False, vectors)
+        traced = _trace(fn, args, False, rows)
     except TraceError:
-        return _trace(fn, args, True, vectors)
+        if any(args[k].shape[d] == 0 for k, d in rows):  # with no row static nothing is computed: the last thing to try
+            raise
+        return _trace(fn, args, True, rows)
     sizes = sizes_of(traced, args)
     if sizes is None:
-        return _trace(fn, args, True, vectors)
+        return _trace(fn, args, True, rows)
     # a symbol stands for 2 rows or more, and a comparison with 1 (or a squeeze) leaves no guard: with 0 or 1 row the
     # function is traced as it is there too, and the rows' chain serves only where it is the same
     few = {s: n for s, n in sizes.items() if n <= 1}
     try:
-        fixed = _trace(fn, args, True, vectors)
+        fixed = _trace(fn, args, True, rows)
     except TraceError:
         if 0 in few.values():  # views of no elements are ambiguous; nothing is computed from them
             return traced
@@ -99,7 +124,7 @@ def sizes_of(traced: Traced, args: Sequence[Any]) -> dict[str, int] | None:
 
 
 def _fake_args(
-    args: Sequence[Any], env: ShapeEnv, mode: FakeTensorMode, ones: bool, vectors: frozenset[int]
+    args: Sequence[Any], env: ShapeEnv, mode: FakeTensorMode, ones: bool, rows: Rows
 ) -> tuple[list[Any], dict[str, str]]:
     from torch._dynamo.source import ConstantSource
 
@@ -115,7 +140,7 @@ def _fake_args(
             raise TraceError(f"argument {k} has dtype {arg.dtype}: autofuse takes {', '.join(ops.STORAGE.values())}")
         dims: list[Any] = []
         for axis, n in enumerate(arg.shape):
-            if (axis == arg.dim() - 1 and k not in vectors) or (ones and n <= 1):
+            if (k, axis) not in rows or (ones and n <= 1):
                 dims.append(int(n))
                 continue
             source = ConstantSource(f"arg{k}_axis{axis}")
@@ -186,10 +211,10 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _trace(fn: Callable[..., Any], args: Sequence[Any], ones: bool, vectors: frozenset[int] = frozenset()) -> Traced:
+def _trace(fn: Callable[..., Any], args: Sequence[Any], ones: bool, rows: Rows) -> Traced:
     env = ShapeEnv(duck_shape=False, specialize_zero_one=True)
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
-    fakes, where = _fake_args(args, env, mode, ones, vectors)
+    fakes, where = _fake_args(args, env, mode, ones, rows)
     tensors = [k for k, a in enumerate(args) if isinstance(a, torch.Tensor)]
     spec: Any = None
 

@@ -39,7 +39,7 @@ from autofuse.workload import layouts_of, workload_of
 from benchmarks import peers
 from benchmarks.report import OURS, Row, merge, read, report, write
 from benchmarks.suites import SUITES, Workload, at_shapes, part, workloads
-from examples.entries import CATALOGUE, PENDING
+from examples.entries import CATALOGUE
 
 RESOURCES = """
 SELECT t.registers, t.spills, t.shared_bytes FROM best b
@@ -155,11 +155,11 @@ def run(every: Sequence[Workload], options: argparse.Namespace, store: str) -> I
 
 def planned(options: argparse.Namespace) -> list[Workload]:
     """The workloads of the command line. Raises ValueError."""
-    every = [*CATALOGUE, *PENDING]
+    every = CATALOGUE
     unknown = set(options.chain or ()) - {e.name for e in every}
     if unknown:
-        raise ValueError(f"no chain is named {', '.join(sorted(unknown))}: there are {', '.join(e.name for e in every)}")
-    entries = [e for e in every if not options.chain or e.name in options.chain]
+        raise ValueError(f"no chain is named {', '.join(sorted(unknown))}: there are {', '.join(e.name for e in CATALOGUE)}")
+    entries = [e for e in CATALOGUE if not options.chain or e.name in options.chain]
     cpu = torch.device(options.device).type == "cpu"
     if options.suite:
         found = workloads(options.suite, entries, options.dtype or ["bfloat16"])

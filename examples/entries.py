@@ -103,10 +103,6 @@ CATALOGUE: list[Entry] = [
         "layernorm_backward", t.layernorm_backward, {"dy": X, "x": X, "weight": "cols", "mean": "rows:float32:-0.5..0.5", **RSTD},
         16, suites=LARGE,
     ),
-]  # fmt: skip
-"""What has kernels."""
-
-PENDING: list[Entry] = [
     Entry("softmax_causal", c.softmax_causal, {"x": X3}, 6, suites=LARGE, widths=(2048, 4096, 8192)),
     Entry("cross_entropy", t.cross_entropy, LOGITS, 2, suites=("large", "long"), widths=VOCABULARIES),
     Entry("cross_entropy_grad", t.cross_entropy_grad, LOGITS, 7, suites=("large", "long"), widths=VOCABULARIES),
@@ -114,5 +110,8 @@ PENDING: list[Entry] = [
         "groupnorm_silu", c.groupnorm_silu, {"x": "rows,64,cols", "weight": "64", "bias": "64"}, 2, suites=LARGE,
         widths=(1024, 4096, 16384),
     ),
+    Entry(
+        "dropout_add_layernorm", t.dropout_add_layernorm,
+        {"x": X, "residual": X, "weight": "cols", "bias": "cols", "seed": "():int64:0..1000000"}, 5, suites=LARGE,
+    ),
 ]  # fmt: skip
-"""What is plain PyTorch as yet: the tests of kernels do not run it."""

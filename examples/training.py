@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import autofuse
+
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """The loss of each row in float32: logits [rows, vocabulary]; target [rows], int64."""
@@ -20,6 +22,12 @@ def cross_entropy_grad(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     x = logits.float()
     hit = torch.arange(x.shape[-1], device=x.device) == target[:, None]
     return F.cross_entropy(x, target, reduction="none"), (F.softmax(x, dim=-1) - hit.float()).to(logits.dtype)
+
+
+def dropout_add_layernorm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
+    """dropout + add + layer norm, and the sum. The same seed, a 0-d int64, draws the same mask again in a gradient."""
+    h = residual + autofuse.dropout(x, 0.1, seed)
+    return F.layer_norm(h, (h.shape[-1],), weight, bias, 1e-5), h
 
 
 def softmax_backward(dy: Tensor, y: Tensor) -> Tensor:

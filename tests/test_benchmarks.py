@@ -12,9 +12,9 @@ import torch
 from benchmarks import peers, report
 from benchmarks.report import BARS, Bar, Row, geomean, merge
 from benchmarks.suites import HIDDEN, MAX_ROWS, MIB, SUITES, at_shapes, bytes_of, part, rows_for, workloads
-from examples.entries import CATALOGUE, PENDING, Entry
+from examples.entries import CATALOGUE, Entry
 
-EVERY = {e.name: e for e in [*CATALOGUE, *PENDING]}
+EVERY = {e.name: e for e in CATALOGUE}
 
 
 def shapes(suite: str, name: str) -> list[tuple[int | None, int]]:

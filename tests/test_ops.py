@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import autofuse
 from autofuse import ops
 from tests.kernel_cases import INF, NAN, data, run
 
@@ -236,6 +237,7 @@ SAMPLES: dict[str, list[Sample]] = {
         unary()(lambda x: torch.where(torch.arange(x.shape[-1]) < 20, x, -1.0)),
         unary()(lambda x: x * torch.arange(3, 3 + 2 * COLS, 2)),
     ],
+    "uniform": [unary(*EVERY)(lambda x: autofuse.uniform(x, 3)), unary()(lambda x: autofuse.dropout(x, 0.4, 5, -7))],
     # reductions
     "sum": [
         *reduced(torch.sum, (*SHORTER, *INTS, "bool")), unary("float64", kind="positive")(lambda x: x.sum(-1)),
@@ -278,12 +280,18 @@ SAMPLES: dict[str, list[Sample]] = {
         unary()(lambda x: F.layer_norm(x, (COLS,))),
         unary()(lambda x: F.layer_norm(x + 1, (COLS,), eps=1e-3) * 2),
     ],
+    "group_norm": [
+        unary()(lambda x: F.group_norm(x.unflatten(-1, (6, 8)), 3)),
+        Sample(lambda x, w: F.group_norm(x.unflatten(-1, (6, 8)), 2, w[:6], w[6:12], 1e-3) * 2, ("real", "row")),
+    ],
     "gelu": [unary()(F.gelu), unary()(lambda x: F.gelu(x, approximate="tanh"))],
     "mish": [unary()(F.mish)],
     "softplus": [unary()(F.softplus), unary()(lambda x: F.softplus(x, 2.0, 10.0))],
     "elu": [unary()(F.elu)],
     "selu": [unary()(F.selu)],
     "celu": [unary()(F.celu)],
+    "tril": [unary(*EVERY)(torch.tril), unary()(lambda x: (x + 1).tril(-2) * 2), unary()(lambda x: x.tril(30))],
+    "triu": [unary(*EVERY)(torch.triu), unary()(lambda x: (x + 1).triu(-2) * 2), unary()(lambda x: x.triu(30))],
     # index maps
     "reshape": [unary(*EVERY)(lambda x: x.clone().reshape(-1, 6, 8) == 1)],
     "permute": [unary()(lambda x: x.unflatten(-1, (4, 12)).transpose(-1, -2) * 2)],

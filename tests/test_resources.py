@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+import autofuse
 from autofuse.fusion import check
 from autofuse.kernels.base import Limits
 from autofuse.kernels.resources import Resources, resources
@@ -18,7 +20,7 @@ from autofuse.trace import sizes_of, trace
 from examples.catalogue import softmax
 from examples.entries import CATALOGUE
 from tests.kernel_cases import data, turned
-from tests.test_kernels import groups, norm, stats
+from tests.test_kernels import grouped, groups, norm, stats
 from tests.test_ops import SAMPLES, make
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
@@ -52,6 +54,19 @@ def test_heuristic_schedules_do_not_spill(name: str, arch: int) -> None:
         assert found.stack_bytes <= (32 if name == "ripple" else 0)  # sin's table for reducing huge arguments, no spill
         assert found.registers <= 255
         assert found.shared_bytes <= SHARED[arch]
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_random_numbers_and_groups_do_not_spill(arch: int) -> None:
+    x, image = data(64, 4096, dtype=torch.bfloat16), data(2, 320, 64, 64, dtype=torch.bfloat16)
+    cases: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+        (lambda x, s: F.layer_norm(autofuse.dropout(x, 0.1, s) + x, x.shape[-1:]), (x, torch.tensor(3))),
+        (lambda x: F.softmax(x.tril(), -1), (data(2, 4, 64, 2048, dtype=torch.bfloat16),)),
+        (grouped, (image, data(320), data(320))),
+    ]
+    for fn, args in cases:
+        (found,) = compiled(fn, args, arch)
+        assert found.stack_bytes == 0
 
 
 @pytest.mark.parametrize("name", ["softmax", "norm", "stats", "add_norm_act", "rmsnorm_fp8_block"])

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from ..errors import Infeasible, UnsupportedOp
 from .emit import Printer
-from .expr import FLOATS, Builder, Expr
-from .layout import Address, Addressing
+from .expr import FLOATS, Access, Builder, Expr
+from .layout import INDEX, Address, Addressing
 from .lower import Lowered, Store
 
 STORAGE = {
@@ -278,11 +278,6 @@ class CPrinter(Printer):
         raise UnsupportedOp(f"{op} has no C form yet")
 
     def index(self, e: Expr) -> str:
-        parts = []
-        for axis, (k, symbols) in e.attr.terms:
-            if symbols or axis not in self.column:
-                raise Infeasible("a row's own number as a value")
-            parts.append(f"{self.column[axis]} * {k}")
-        if e.attr.value is not None:
-            parts.append(self.name(e.attr.value))
-        return self.declare("int64", " + ".join([*parts, str(e.attr.const)]))
+        """An index as a 64-bit value."""
+        a = self.addressing.address(INDEX, Access(INDEX, (e.attr,)))
+        return self.declare("int64", self.offset(a))

@@ -17,6 +17,7 @@ from .expr import Access, Expr, walk
 from .lower import Lowered
 
 Stride = int | None
+INDEX = -1  # the operand of an index that is a value: one dimension of stride 1, so that it is grouped and addressed as a load is
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,16 @@ def row_part(access: Access, rows: Sequence[str]) -> RowPart:
 
 
 def accesses(low: Lowered, exprs: Sequence[Expr]) -> list[tuple[int, Access]]:
-    """(operand, access) of every load under `exprs` and every store; operands count the inputs first."""
+    """(operand, access) of every load and index under `exprs` and every store; operands count the inputs first."""
     inputs = low.chain.num_inputs
     found = [(e.attr.operand, e.attr) for e in walk(exprs) if e.op == "load"]
+    found += [(INDEX, Access(INDEX, (e.attr,))) for e in walk(exprs) if e.op == "index"]
     found += [(inputs + s.access.operand, s.access) for s in low.stores]
     return found
+
+
+def _strides(operands: Sequence[Operand], k: int) -> tuple[int, ...]:
+    return (1,) if k == INDEX else operands[k].strides
 
 
 def _axis_stride(part: RowPart, axis: str, strides: Sequence[int], sizes: Mapping[str, int]) -> int:
@@ -121,7 +127,7 @@ def _is_flat(
 ) -> bool:  # fmt: skip
     if low.reduces or len(groups) > 1 or len(low.spaces) > 1:
         return False
-    if any(e.op == "index" or (e.op == "load" and e.args) for e in walk([s.value for s in low.stores])):
+    if any(e.op == "load" and e.args for e in walk([s.value for s in low.stores])):
         return False
     cols = prod(dim_value(low.extents[a], {}) for s in low.spaces for a in s)
     addressing = Addressing(low, Layout(strides, groups))
@@ -138,7 +144,7 @@ def _is_flat(
                 return False
             step *= dim_value(low.extents[axis], {})
         many = bool(groups) and prod(extent[x] for x in groups[0]) > 1
-        if many and _group_stride(row_part(access, low.rows), groups[0], operands[k].strides, extent, sizes) != cols:
+        if many and _group_stride(row_part(access, low.rows), groups[0], _strides(operands, k), extent, sizes) != cols:
             return False
     return True
 
@@ -151,8 +157,8 @@ def _joins(
     if extent[axis] == 1 or inner == 1:
         return True
     for k, part in parts:
-        outer = _axis_stride(part, axis, operands[k].strides, sizes)
-        step = _group_stride(part, group, operands[k].strides, extent, sizes)
+        outer = _axis_stride(part, axis, _strides(operands, k), sizes)
+        step = _group_stride(part, group, _strides(operands, k), extent, sizes)
         if outer != step * inner:
             return False
     return True
@@ -198,7 +204,7 @@ class Addressing:
 
     def _stride_arg(self, operand: int, dim: int) -> tuple[int, str]:
         """(factor, argument): the stride of a dimension as a constant, or as an argument."""
-        known = self.layout.strides[operand][dim]
+        known = 1 if operand == INDEX else self.layout.strides[operand][dim]
         if known is not None:
             return known, ""
         name = f"t{operand}_{dim}"
@@ -212,7 +218,7 @@ class Addressing:
         return name
 
     def address(self, operand: int, access: Access) -> Address:
-        """The address of an access; `operand` counts the inputs first, then the outputs."""
+        """The address of an access; `operand` counts the inputs first, then the outputs, or is INDEX."""
         part = row_part(access, self.low.rows)
         groups = sorted({self._group_of[a] for _, terms in part for a, _ in terms})
         rows = []
@@ -222,7 +228,8 @@ class Addressing:
             spec = ("group", operand, g, tuple((d, t) for d, t in own if t))
             name = next((n for n, s in self.args.items() if s == spec), None)
             if name is None:
-                name = f"r{operand}_{g}" + ("" if f"r{operand}_{g}" not in self.args else f"_{len(self.args)}")
+                name = f"r{'i' if operand == INDEX else operand}_{g}"
+                name += "" if name not in self.args else f"_{len(self.args)}"
                 self.args[name] = spec
             rows.append((g, name))
         cols: list[tuple[str, int, str]] = []
@@ -234,10 +241,10 @@ class Addressing:
                 continue
             factor, arg = self._stride_arg(operand, d)
             for a, (k, symbols) in mine:
-                if symbols:
+                if symbols and operand != INDEX:
                     raise Infeasible("a column axis that strides over rows")
                 if factor:
-                    cols.append((a, k * factor, arg))
+                    cols.append((a, k * factor, self.count(symbols) if symbols else arg))
             if i.const and factor:
                 if arg:
                     offsets.append((i.const * factor, arg))
@@ -274,5 +281,5 @@ def bind(
         else:
             _, operand, group, part = spec
             assert isinstance(operand, int) and isinstance(group, int) and isinstance(part, tuple)
-            made.append(_group_stride(part, layout.groups[group], operands[operand].strides, extent, sizes))
+            made.append(_group_stride(part, layout.groups[group], _strides(operands, operand), extent, sizes))
     return made

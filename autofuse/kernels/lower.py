@@ -20,6 +20,7 @@ from ..decompose import expand
 from ..errors import Infeasible, UnsupportedOp
 from .axes import Analysis, static_size, total
 from .expr import FLOATS, Access, Builder, Expr, Idx, axis_index, children, compute_dtype, walk
+from .uniform import uniform
 
 OVER_ROWS = frozenset({"sum", "mean", "amax", "amin", "any", "all", "prod"})  # what a reduction over leading axes may be
 MAX_PIECES = 8  # a concatenation is written in up to this many pieces of one size, else with a mask a part
@@ -179,6 +180,8 @@ class Lowered:
         target = compute_dtype(v.dtype)
         if v.name == "to":
             return self._cast(v, index, mask)
+        if v.name == "uniform":
+            return self._uniform(v, index)
         if entry.args == "common":
             refs = [(self.values[r].dtype, len(self.values[r].shape)) for r in v.refs]
             scalars = [a for a in v.args if isinstance(a, (bool, int, float))]
@@ -240,6 +243,15 @@ class Lowered:
         e = self.b.cast(e, to)
         return self.b.round(e, v.dtype) if v.dtype not in FLOATS and v.dtype not in ("int8", "uint8", "int16") else e
 
+    def _uniform(self, v: Value, index: tuple[Idx, ...]) -> Expr:
+        """A random number by the element's own number; what it is like is not read."""
+        linear = Idx()
+        for point, n in zip(index, v.shape, strict=True):
+            linear = linear.scale(n) + (Idx() if n == 1 else point)
+        seed, offset = (self.at(r.index, ()) for r in v.args[1:])
+        bounds = linear.bounds(self.extents)
+        return uniform(self.b, self.b.index(linear), seed, offset, bounds is not None and bounds[1] < 2**32)
+
     def _factory(self, v: Value, index: tuple[Idx, ...]) -> Expr:
         to = compute_dtype(v.dtype)
         numbers = [a for a in v.args if isinstance(a, (bool, int, float)) and not isinstance(a, Ref)]
@@ -248,6 +260,8 @@ class Lowered:
             given: list[Any] = [a.dim if isinstance(a, Size) else a for a in v.args]
             start = given[0] if len(given) > 1 else 0
             step = given[2] if len(given) > 2 else dict(v.kwargs).get("step", 1)
+            if isinstance(start, str) or not isinstance(step, (int, float)):
+                raise UnsupportedOp(f"{v.op} starts or steps by a row count: pass it as a 0-d tensor, added to arange(rows)")
             point = self.b.cast(self.b.index(index[0]), to)
             return self.b("add", self.b("mul", point, self.b.const(step, to)), self.b.const(start, to))
         if "zeros" in name:

@@ -13,8 +13,8 @@ from math import prod
 from .. import ops
 from ..errors import Infeasible, UnsupportedOp
 from .emit import Printer
-from .expr import FLOATS, Builder, Expr
-from .layout import Address, Addressing
+from .expr import FLOATS, Access, Builder, Expr
+from .layout import INDEX, Address, Addressing
 from .lower import Lowered, Store
 
 TYPES = {
@@ -203,9 +203,8 @@ class TritonPrinter(Printer):
 
     # ---- addresses
 
-    def _pointer(self, name: str, a: Address, space: tuple[str, ...] | None) -> str:
-        if self.flat:
-            return f"{name} + first + {self.column[self.low.spaces[0][0]]}" if a.rows or a.cols else name
+    def _row_parts(self, a: Address, space: tuple[str, ...] | None) -> list[str]:
+        """What groups of row axes add to an address, 64-bit."""
         rows = []
         for g, arg in a.rows:
             key = ("row", g, arg)
@@ -215,7 +214,12 @@ class TritonPrinter(Printer):
                 self.hoisted.append((g, f"{self.base[key]} = g{g}.to(tl.int64) * {arg}"))
             wide = self.rowdim and space is not None and g in self.along
             rows.append(self.base[key] + (self.expand(0, self.rank(space)) if wide and space is not None else ""))
-        parts = [name, *rows]
+        return rows
+
+    def _pointer(self, name: str, a: Address, space: tuple[str, ...] | None) -> str:
+        if self.flat:
+            return f"{name} + first + {self.column[self.low.spaces[0][0]]}" if a.rows or a.cols else name
+        parts = [name, *self._row_parts(a, space)]
         if a.const:
             parts.append(str(a.const))
         parts += [arg if k == 1 else f"{k} * {arg}" for k, arg in a.offsets]
@@ -442,22 +446,23 @@ class TritonPrinter(Printer):
         raise UnsupportedOp(f"{op} has no Triton form yet")
 
     def index(self, e: Expr) -> str:
-        idx = e.attr
+        """An index as a value: 64-bit where rows or a wide column take part."""
         space = self.space(e)
-        parts: list[str] = []
-        rowish = False
-        for axis, (k, symbols) in idx.terms:
-            if symbols or axis not in self.column:
-                raise Infeasible("a row's own number as a value")
-            parts.append(self.column[axis] if k == 1 else f"{self.column[axis]} * {k}")
-        if idx.value is not None:
-            parts.append(self.text(idx.value, space))
-        if idx.const:
-            parts.append(str(idx.const))
+        a = self.addressing.address(INDEX, Access(INDEX, (e.attr,)))
+        if self.flat:
+            return self.assign(f"first + {self.column[self.low.spaces[0][0]]}", "t")
+        parts = self._row_parts(a, space)
+        for axis, factor, arg in a.cols:
+            wide = bool(arg) or abs(factor) * (self.extent(axis) - 1) >= 2**31
+            term = f"{self.column[axis]}.to(tl.int64)" if wide else self.column[axis]
+            parts.append(" * ".join([term, *([str(factor)] if factor != 1 else []), *([arg] if arg else [])]))
+        parts += [self.text(value, space) for value, _, _ in a.gathers]
+        if a.const:
+            parts.append(str(a.const))
         text = " + ".join(parts)
-        return self.assign(
-            f"({text}).to(tl.int64)" if space is not None else text, "t" if space is not None else "r" if rowish else "s"
-        )
+        if space is not None:
+            return self.assign(f"({text}).to(tl.int64)", "t")
+        return self.assign(text, "r" if self.rowdim and self._along(a, e.axes) else "s")
 
     # ---- reductions
 
