@@ -12,10 +12,15 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: $(STAMP)
 	$(BIN)/python -m examples.demo
 
+# What starts processes, locks databases or races threads is tested alone, the rest side by side.
 # As root, with_postgres.sh may install PostgreSQL by apt; without one its tests are skipped.
+ALONE := tests/search tests/store tests/test_cli.py tests/test_dispatch.py tests/test_tune.py
+ABREAST := -n auto --maxprocesses 8
+
 test: lint
-	tests/with_postgres.sh $(BIN)/python -m pytest
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m interpret
+	tests/with_postgres.sh $(BIN)/python -m pytest $(ALONE)
+	$(BIN)/python -m pytest $(ABREAST) $(addprefix --ignore=,$(ALONE))
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m interpret $(ABREAST)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
