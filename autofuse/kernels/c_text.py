@@ -14,7 +14,8 @@ from ..errors import Infeasible, UnsupportedOp
 from .emit import Printer
 from .expr import FLOATS, Access, Builder, Expr
 from .layout import INDEX, Address, Addressing
-from .lower import Lowered, Store
+from .lower import Lowered
+from .roles import Store
 
 STORAGE = {
     "float32": "float", "float64": "double", "bfloat16": "uint16_t", "float16": "uint16_t", "float8_e4m3fn": "uint8_t",

@@ -12,7 +12,8 @@ from math import prod
 from .base import Knobs, Launch, Source, Task
 from .expr import Expr, walk
 from .layout import Addressing
-from .lower import Lowered, Store
+from .lower import Lowered
+from .roles import Store
 from .tile import function, legal_stores, module, next_power
 from .triton_text import TYPES, TritonPrinter, identity
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -18,20 +17,14 @@ from .. import ops
 from ..chain import INPUT, Arg, Chain, Dim, Dtype, Ref, Size, Value, dim_factors
 from ..decompose import expand
 from ..errors import Infeasible, UnsupportedOp
-from .axes import Analysis, static_size, total
-from .expr import FLOATS, Access, Builder, Expr, Idx, axis_index, children, compute_dtype, walk
+from .axes import Analysis, static_size
+from .expr import FLOATS, Access, Builder, Expr, Idx, axis_index, compute_dtype
+from .reductions import Reducer
+from .roles import Roles, Store
 from .uniform import uniform
 
 OVER_ROWS = frozenset({"sum", "mean", "amax", "amin", "any", "all", "prod"})  # what a reduction over leading axes may be
 MAX_PIECES = 8  # a concatenation is written in up to this many pieces of one size, else with a mask a part
-
-
-@dataclass(frozen=True)
-class Store:
-    """One write: output `access.operand` at `access.index` gets `value`."""
-
-    access: Access
-    value: Expr
 
 
 def reduced_dims(v: Value) -> tuple[int, ...]:
@@ -48,11 +41,8 @@ def reduced_dims(v: Value) -> tuple[int, ...]:
 class Lowered:
     """One segment, lowered.
 
-    rows       axes that programs or threads share out: those that every store has, then the `reduced` ones
-    reduced    row axes that a reduction joins (sums over rows); stores have all of them or, as its result, none
-    cols       static axes that are reduced, or along which a row statistic is used
-    spaces     the columns that meet in one value, outermost first; values of two spaces meet only in row values
-    stores     what is written; `reduces` every reduction, arguments first
+    stores     what is written
+    rows, reduced, cols, spaces, reduces, folds, whole: as in roles.Roles
     """
 
     def __init__(self, chain: Chain) -> None:
@@ -62,14 +52,16 @@ class Lowered:
         self.ndim: dict[int, int] = {i: len(v.shape) for i, v in enumerate(self.values)}
         analysis = Analysis(self.values, self._reduced)
         self.extents, self.names = analysis.extents, analysis.names
+        self.reducer = Reducer(self.b, self.extents)
         self._memo: dict[tuple[int, tuple[Idx, ...], Expr | None], Expr] = {}
         self._breaks: dict[str, set[int]] = {}
         self.stores: list[Store] = []
         self.output_values = outputs
         for k, out in enumerate(outputs):
             self._store(k, out)
-        self.reduces = [e for e in walk([s.value for s in self.stores]) if e.op == "reduce"]
-        self._classify()
+        found = Roles(self.stores, self.extents, self.names)
+        self.reduces, self.folds, self.whole = found.reduces, found.folds, found.whole
+        self.rows, self.reduced, self.cols, self.spaces = found.rows, found.reduced, found.cols, found.spaces
 
     # ---- indices
 
@@ -409,9 +401,6 @@ class Lowered:
                 if full[d] != own and not self._plain(full[d], axes):
                     raise Infeasible(f"{v.op} is read at another index than its own")
                 at += 1
-        over = frozenset(axes)
-        size = total(axes, self.extents)
-        n = 0 if size == 0 else static_size(total([a for a in axes if isinstance(self.extents[a], int)], self.extents))
         out = compute_dtype(v.dtype)
         work = out if out in FLOATS else compute_dtype(s.dtype)
         rounds = name in ("argmax", "argmin", "any", "all") or (v.dtype not in ops.ITEMSIZE)
@@ -424,291 +413,20 @@ class Lowered:
 
         natural = x(tuple(full))
         if keeps:
-            here = b.cast(x(index), work)
-            e = b.cast(natural, work)
-            m = self._over("max", e, over) if n else e
-            shifted = b("sub", here, m)
-            total_ = self._over("sum", b("exp", b("sub", e, m)), over)
-            if name == "softmax":
-                return b("mul", b("exp", shifted), b("div", b.const(1, work), total_))
-            return b("sub", shifted, b("log", total_))
-        e = natural
-        made = self._reduce(v, name, e, over, n, out)
-        return self._wrapped(made, v.dtype)
+            return self.reducer.softmax(b.cast(x(index), work), b.cast(natural, work), axes, name == "log_softmax")
+        return self._wrapped(self.reducer.reduce(v, natural, axes, out, self._with_variance(v)), v.dtype)
 
     def _plain(self, i: Idx, reduced: Sequence[str]) -> bool:
         """An index that a reduction may be read at: of axes that are not reduced, each as itself, or a constant."""
         return i.value is None and not (i.axes & set(reduced)) and len(i.terms) <= 1 and all(c == (1, ()) for _, c in i.terms)
 
-    def _over(self, kind: str, e: Expr, over: frozenset[str]) -> Expr:
-        """A reduction; along axes that the argument does not vary with, a sum multiplies and an extreme is itself.
-
-        Columns are reduced before rows, so that a kernel reduces each in its own way.
-        """
-        b = self.b
-        rows = frozenset(a for a in over if not isinstance(self.extents[a], int))
-        if rows and rows != over:
-            return self._over(kind, self._over(kind, e, over - rows), rows)
-        if rows:
-            if not rows <= e.axes:
-                raise UnsupportedOp(f"a {kind} over rows of what does not vary with them is not lowered: multiply by their count")
-            return b.reduce(kind, e, rows)
-        missing = sorted(over - e.axes)
-        n = static_size(total(missing, self.extents))
-        if n == 0 or any(self.extents[a] == 0 for a in over):
-            empty = {"sum": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}[kind]
-            if e.dtype not in FLOATS:
-                empty = {"sum": 0, "prod": 1, "max": 0, "min": 1}[kind]
-            return b.const(empty, e.dtype)
-        if missing and kind == "sum":
-            e = b("mul", e, b.const(n, e.dtype))
-        if missing and kind == "prod":
-            power, k, base = b.const(1, e.dtype), n, e
-            while k:
-                power = b("mul", power, base) if k & 1 else power
-                base, k = b("mul", base, base), k >> 1
-            e = power
-        inside = over & e.axes
-        return b.reduce(kind, e, inside) if inside else e
-
-    def _reduce(self, v: Value, name: str, e: Expr, over: frozenset[str], n: int, out: str) -> Expr:
-        b = self.b
-        if name in ("sum", "mean", "prod"):
-            e = b.cast(e, out)
-            if name == "prod":
-                return self._over("prod", e, over)
-            if name == "mean" and self._with_variance(v) and out in FLOATS:
-                return self._mean(e, over, n)
-            made = self._over("sum", e, over)
-            symbols = dim_factors(total(sorted(over), self.extents))[1]
-            if name == "mean" and symbols:
-                return b("div", made, b("mul", b.cast(b.count(symbols), out), b.const(n, out)))
-            return made if name == "sum" else b("mul", made, b.const(_ratio(1, n), out))
-        if name in ("any", "all"):
-            bits = b.cast(b.cast(e, "bool"), "int32")
-            made = self._over("max" if name == "any" else "min", bits, over)
-            # over no rows a maximum is the least integer and a minimum the largest
-            made = b("max", made, b.const(0, "int32")) if name == "any" else b("min", made, b.const(1, "int32"))
-            return b("ne", made, b.const(0, "int32"))
-        if name in ("amax", "amin"):
-            if n == 0:
-                raise UnsupportedOp(f"{v.op} over no elements has no value")
-            return self._extreme(e, over, name[1:])
-        if name in ("argmax", "argmin"):
-            if n == 0:
-                raise UnsupportedOp(f"{v.op} over no elements has no value")
-            return self._arg(v, e, over, name[3:])
-        if name in ("var", "std"):
-            e = b.cast(e, out)
-            given = dict(v.kwargs)
-            correction = given.get("correction", v.args[2] if len(v.args) > 2 else 1)
-            correction = 1 if correction is None else correction
-            d = b("sub", e, self._mean(e, over, n))
-            squares = self._over("sum", b("mul", d, d), over)
-            made = b("mul", squares, b.const(_ratio(1, max(0, n - correction)), out))
-            return b("sqrt", made) if name == "std" else made
-        if name == "logsumexp":
-            e = b.cast(e, out)
-            m = self._over("max", e, over)
-            inf = b.const(math.inf, out)
-            m = b("where", b("eq", b("abs", m), inf), b.const(0, out), m)  # as PyTorch: all -inf gives -inf
-            return b("add", b("log", self._over("sum", b("exp", b("sub", e, m)), over)), m)
-        if name in ("linalg_vector_norm", "norm"):
-            p = v.args[1] if len(v.args) > 1 and v.args[1] is not None else 2
-            e = b("abs", b.cast(e, out))
-            if p == 2:
-                return b("sqrt", self._over("sum", b("mul", e, e), over))
-            if p == 1:
-                return self._over("sum", e, over)
-            if p in (math.inf, -math.inf):
-                return self._extreme(e, over, "max" if p > 0 else "min")
-            if p == 0:
-                return self._over("sum", b.cast(b("ne", e, b.const(0, out)), out), over)
-            return b("pow", self._over("sum", b("pow", e, b.const(p, out)), over), b.const(1 / p, out))
-        raise UnsupportedOp(f"{v.op} is not lowered by any kernel kind yet")
-
-    def _mean(self, e: Expr, over: frozenset[str], n: int) -> Expr:
-        """The mean; in exact mode with what is left of its rounding error added, as a row with a large offset needs."""
-        b = self.b
-        share = b.const(_ratio(1, n), e.dtype)
-        mean = b("mul", self._over("sum", e, over), share)
-        rest = b("mul", self._over("sum", b("sub", e, mean), over), share)
-        return b.make("by_mode", (b("add", mean, rest), mean), None, e.dtype)
-
     def _with_variance(self, v: Value) -> bool:
         """Whether a mean is a norm's: a variance of the same values is taken, and it is subtracted from them."""
+        if v.name != "mean":
+            return False
         mine = next(k for k, w in enumerate(self.values) if w is v)
         norm = any(w.name in ("var", "std") and w.refs[:1] == v.refs[:1] for w in self.values)
         return norm and any(w.name == "sub" and w.refs == (v.refs[0], mine) for w in self.values)
-
-    def _key(self, e: Expr, which: str) -> Expr:
-        """A signed integer that orders as the float does, with NaN beyond every number: so NaN propagates and the
-        reduction is a plain integer one. The bits of a non-negative float are such a key already."""
-        b = self.b
-        nan = b.const(math.nan, e.dtype)
-        if e.op == "abs" and which == "max":
-            return b.bits(e)
-        bits = b.bits(b("where", b("isnan", e), nan, e))
-        width = 31 if bits.dtype == "int32" else 63
-        low = b.const((1 << width) - 1, bits.dtype)
-        key = b("xor", bits, b("and", b("shr", bits, b.const(width, bits.dtype)), low))
-        if which == "min":
-            key = b("where", b("isnan", e), b.const(-(1 << width), bits.dtype), key)
-        return key
-
-    def _unkey(self, key: Expr, e: Expr, which: str) -> Expr:
-        b = self.b
-        if e.op == "abs" and which == "max":
-            return b.unbits(key)
-        width = 31 if key.dtype == "int32" else 63
-        bits = b("xor", key, b("and", b("shr", key, b.const(width, key.dtype)), b.const((1 << width) - 1, key.dtype)))
-        value = b.unbits(bits)
-        if which == "min":
-            value = b("where", b("eq", key, b.const(-(1 << width), key.dtype)), b.const(math.nan, e.dtype), value)
-        return value
-
-    def _extreme(self, e: Expr, over: frozenset[str], which: str) -> Expr:
-        b = self.b
-        if e.dtype == "bool":
-            return b.cast(self._over(which, b.cast(e, "int32"), over), "bool")
-        if e.dtype not in FLOATS:
-            return self._over(which, e, over)
-        return self._unkey(self._over(which, self._key(e, which), over), e, which)
-
-    def _arg(self, v: Value, e: Expr, over: frozenset[str], which: str) -> Expr:
-        """The first index of the extreme; NaN counts as the extreme, as in eager."""
-        b = self.b
-        source = v.refs[0]
-        drop = self._reduced(v)
-        place = axis_index([a for d in drop for a in self.names[source][d]], self.extents)
-        if e.dtype in FLOATS:
-            e = b("add", e, b.const(0.0, e.dtype))  # -0.0 becomes 0.0: the two are equal, and the first one is chosen
-        key = self._key(e, which) if e.dtype in FLOATS else b.cast(e, "int32") if e.dtype == "bool" else e
-        best = self._over(which, key, over)
-        n = static_size(total([a for d in drop for a in self.names[source][d]], self.extents))
-        at = b.cast(b.index(place), "int32")
-        return b.cast(self._over("min", b("where", b("eq", key, best), at, b.const(n, "int32")), over), "int64")
-
-    # ---- rows and columns
-
-    def _classify(self) -> None:
-        under: dict[int, set[Expr]] = {}
-        for e in walk([s.value for s in self.stores]):
-            mine = set[Expr]().union(*(under[c.number] for c in children(e)))
-            under[e.number] = mine | {e} if e.op == "reduce" else mine
-        joined = {a for r in self.reduces for a in r.attr[1]}
-        self._find_reduced(under)
-        cols = joined - self.reduced
-        for r in self.reduces:
-            if self.reduced & set(r.attr[1]):
-                cols |= {a for a in r.axes if isinstance(self.extents[a], int)}
-        for store in self.stores:
-            axes = store.access.axes
-            for r in under[store.value.number]:
-                cols |= {a for a in axes - r.axes - joined if isinstance(self.extents[a], int)}
-        if not self.reduces:
-            cols |= self._pointwise_cols()
-        for a in sorted(cols):
-            if not isinstance(self.extents[a], int):
-                raise Infeasible(f"an axis of {self.extents[a]} rows would be a column")
-        every: list[str] = []
-        for store in self.stores:
-            for i in store.access.index:
-                every += [a for a, c in sorted(i.terms, key=lambda t: _order(t[1])) if a not in every]
-        every += [a for a in sorted(self.reduced) if a not in every]
-        kept = [a for a in every if a not in cols and a not in self.reduced]
-        self.rows = (*kept, *(a for a in every if a in self.reduced))
-        for store in self.stores:
-            missing = (set(self.rows) if store in self.whole else set(kept)) - store.access.axes
-            if missing:
-                raise Infeasible("outputs of different rows are no one segment")
-        for r in self.reduces:
-            if not r.axes <= set(self.rows) | cols:
-                raise Infeasible("a reduction over other rows than the outputs'")
-        self.cols = frozenset(cols)
-        self.spaces = self._find_spaces(cols)
-
-    def _find_reduced(self, under: dict[int, set[Expr]]) -> None:
-        """The row axes that reductions join, and `whole`, the stores of every row."""
-        folds = [r for r in self.reduces if any(not isinstance(self.extents[a], int) for a in r.attr[1])]
-        self.folds = frozenset(folds)
-        self.reduced = frozenset(a for r in folds for a in r.attr[1])
-        for r in folds:
-            if set(r.attr[1]) != self.reduced:
-                raise Infeasible("reductions over different rows are no one segment")
-            if self.folds & under[r.args[0].number]:
-                raise Infeasible("a reduction over rows of what depends on another one")
-        self.whole: list[Store] = []
-        for store in self.stores:
-            depends = bool(self.folds & under[store.value.number])
-            if store.access.axes & self.reduced:
-                if depends:
-                    raise Infeasible("rows that depend on a reduction over them")
-                self.whole.append(store)
-            elif any(r not in self.folds and self.folds & under[r.number] for r in under[store.value.number]):
-                raise Infeasible("a reduction over columns of a reduction over rows")
-        if not folds:
-            self.whole = list(self.stores)
-
-    def _pointwise_cols(self) -> set[str]:
-        """Without reductions the columns are the innermost static axes of the largest output, enough to fill a warp."""
-        best: list[str] = []
-        for store in self.stores:
-            mine: list[str] = []
-            for i in reversed(store.access.index):
-                axes = [a for a, _ in i.terms]
-                if any(not isinstance(self.extents[a], int) for a in axes) or static_size(total(mine, self.extents)) >= 64:
-                    break
-                mine += axes
-            if static_size(total(mine, self.extents)) > static_size(total(best, self.extents)):
-                best = mine
-        found = set(best)
-        for store in self.stores:  # pieces of one size share an axis; others are columns of their own
-            found |= {a for a in store.access.axes if isinstance(self.extents[a], int) and a not in self._common(store)}
-        return found
-
-    def _common(self, store: Store) -> set[str]:
-        shared = set(store.access.axes)
-        for other in self.stores:
-            shared &= other.access.axes
-        return shared
-
-    def _find_spaces(self, cols: set[str]) -> tuple[tuple[str, ...], ...]:
-        group: dict[str, str] = {a: a for a in cols}
-
-        def find(a: str) -> str:
-            while group[a] != a:
-                a = group[a]
-            return a
-
-        roots = [s.value for s in self.stores]
-        together = [e.axes for e in walk(roots)] + [e.axes | set(e.attr[1]) for e in self.reduces]
-        together += [s.access.axes for s in self.stores]
-        for axes in together:
-            mine = sorted(axes & cols)
-            for a in mine[1:]:
-                group[find(a)] = find(mine[0])
-        spaces: dict[str, list[str]] = {}
-        for a in sorted(cols, key=self._depth):
-            spaces.setdefault(find(a), []).append(a)
-        return tuple(tuple(s) for s in spaces.values())
-
-    def _depth(self, axis: str) -> tuple[int, int, str]:
-        """Outer axes first: by the position in the value with the most axes that has it."""
-        best = (0, 0)
-        for dims in self.names:
-            flat = [a for d in dims for a in d]
-            if axis in flat and len(flat) > best[0]:
-                best = (len(flat), flat.index(axis))
-        return (best[1], len(axis), axis)
-
-
-def _order(coef: tuple[int, tuple[str, ...]]) -> tuple[int, int]:
-    return -len(coef[1]), -coef[0]
-
-
-def _ratio(a: float, n: float) -> float:
-    return a / n if n else math.nan if a == 0 else math.inf
 
 
 def _prefixes(shape: Sequence[Dim]) -> list[tuple[int, tuple[str, ...]]]:

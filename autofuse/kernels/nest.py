@@ -14,7 +14,7 @@ from .base import Knob, Knobs, Launch, Source, Space, Task
 from .c_text import COMPUTE, PRELUDE, STORAGE, CPrinter, identity
 from .expr import Expr, children, walk
 from .layout import Addressing
-from .lower import Store
+from .roles import Store
 from .tile import default_math, legal_stores
 
 COSTLY = {"exp", "exp2", "log", "log2", "sin", "cos", "erf", "div", "sqrt", "rsqrt", "fmod"}

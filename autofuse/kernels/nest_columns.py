@@ -9,8 +9,8 @@ from math import prod
 from .c_text import COMPUTE, identity
 from .columns import detached
 from .expr import Access, Expr, axis_index
-from .lower import Store
 from .nest import Nest
+from .roles import Store
 from .tile import legal_stores
 
 

@@ -12,8 +12,9 @@ from ..errors import Infeasible
 from .base import Knob, Knobs, Launch, Source, Task
 from .expr import FLOATS, Expr, children, walk
 from .layout import Addressing
-from .lower import Lowered, Store
+from .lower import Lowered
 from .mathmode import Legal
+from .roles import Store
 from .triton_text import PRELUDE, TYPES, TritonPrinter, identity
 
 MAX_TILE = 2**17  # elements of one tile: beyond it registers spill whatever the warps

@@ -15,7 +15,8 @@ from ..errors import Infeasible, UnsupportedOp
 from .emit import Printer
 from .expr import FLOATS, Access, Builder, Expr
 from .layout import INDEX, Address, Addressing
-from .lower import Lowered, Store
+from .lower import Lowered
+from .roles import Store
 
 TYPES = {
     "float32": "tl.float32", "float64": "tl.float64", "bfloat16": "tl.bfloat16", "float16": "tl.float16",
