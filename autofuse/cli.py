@@ -178,17 +178,17 @@ def _run(
 
         build.compiler()  # without one nothing could be built: a BuildError says what to do
     prepared = [(request, *_prepare(request, place, seed)) for request in job.requests]  # bad input is told at once
-    from . import tune as search
     from .errors import TraceError
     from .progress import Reporter
+    from .search.tuner import Tuner
 
     rows: list[Tuned] = []
     failed = False
-    with Reporter() as report:
+    with Reporter() as report, Tuner(url) as tuner:
         for request, fn, cases in prepared:
             try:
-                result = search(
-                    fn, cases, store=url, device=place, trials=trials or request.trials,
+                result = tuner.tune(
+                    fn, cases, device=place, trials=trials or request.trials,
                     seconds=seconds or request.seconds, seed=seed, progress=report, name=request.name,
                     math=math or request.math,
                 )  # fmt: skip

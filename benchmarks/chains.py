@@ -33,6 +33,7 @@ import autofuse
 from autofuse import cost, settings
 from autofuse.device import default_device, describe, environment
 from autofuse.search.measure import Sampler, Timing, ceilings, choose_protocol, input_sets, interleave, prepare
+from autofuse.search.tuner import Tuner
 from autofuse.store.store import Store
 from autofuse.trace import sizes_of, trace
 from autofuse.workload import layouts_of, workload_of
@@ -49,7 +50,7 @@ WHERE w.uid = '{uid}' AND t.status = 'ok' ORDER BY t.registers IS NULL, t.id DES
 """
 
 
-def bench(w: Workload, options: argparse.Namespace, store: str) -> Row:
+def bench(w: Workload, options: argparse.Namespace, tuner: Tuner) -> Row:
     """Tune one workload and time every candidate on it."""
     device, fn, rows = options.device, w.entry.fn, w.filled()
     args = w.entry.case(rows, w.cols, w.dtype, device)
@@ -60,16 +61,14 @@ def bench(w: Workload, options: argparse.Namespace, store: str) -> Row:
     if w.protocol and protocol != "loop":
         protocol = w.protocol
     started = time.monotonic()
-    result = autofuse.tune(
-        fn, [args], store=store, device=device, trials=options.trials, seconds=options.seconds, name=w.entry.name
-    ).rows[0]
+    result = tuner.tune(fn, [args], device=device, trials=options.trials, seconds=options.seconds, name=w.entry.name).rows[0]
     tune_s = time.monotonic() - started
     if result.state == "interrupted":
         raise KeyboardInterrupt  # the search has taken the signal for itself
     if result.best_us is None:
         raise RuntimeError(f"no result: {result.reason}")
     sets = [args, *(w.entry.case(rows, w.cols, w.dtype, device, k) for k in range(1, input_sets(nbytes, device, protocol)))]
-    binds = {"copy": peers.copy_of(nbytes, device), "eager": peers.plain(fn), OURS: peers.plain(autofuse.fuse(fn, store=store))}
+    binds = {"copy": peers.copy_of(nbytes, device), "eager": peers.plain(fn), OURS: peers.plain(autofuse.fuse(fn, store=tuner.url))}
     for mode in options.compile:
         binds["compile" if mode == "default" else "compile_max"] = peers.compiled(fn, mode)
     binds |= peers.libraries(w.entry.name, device)
@@ -82,7 +81,7 @@ def bench(w: Workload, options: argparse.Namespace, store: str) -> Row:
     return {
         **head(w), "rows": rows, "ops": w.entry.num_ops, "protocol": protocol, "bytes": nbytes,
         "floor_us": 1e6 * nbytes / ceilings(device, nbytes).bandwidth, "times": {n: vars(t) for n, t in timings.items()},
-        "left_out": left_out, "plan": result.plan, "schedules": list(result.schedules), **resources(store, uid),
+        "left_out": left_out, "plan": result.plan, "schedules": list(result.schedules), **resources(tuner.url, uid),
         "trials": result.trials, "tune_s": round(tune_s, 1), "state": result.state, "reason": result.reason,
     }  # fmt: skip
 
@@ -134,13 +133,18 @@ def resources(store: str, uid: str) -> dict[str, int | None]:
 
 def run(every: Sequence[Workload], options: argparse.Namespace, store: str) -> Iterator[Row]:
     """A row for each workload, as it is done; one that fails has "error"."""
+    with Tuner(settings.store_url(store)) as tuner:
+        yield from run_with(tuner, every, options)
+
+
+def run_with(tuner: Tuner, every: Sequence[Workload], options: argparse.Namespace) -> Iterator[Row]:
     began = time.monotonic()
     for k, w in enumerate(every):
         if time.monotonic() - began > options.limit:
             print(f"out of time: {len(every) - k} workloads are not measured, {w} the first", file=sys.stderr)
             return
         try:
-            row = bench(w, options, store)
+            row = bench(w, options, tuner)
             print(
                 f"{w}: {row['rows']} rows, {row['tune_s']} s, {row['trials']} trials, {row['reason']}, {row['plan']} "
                 f"{row['schedules']}",

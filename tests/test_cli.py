@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 from autofuse import cli, doctor, tables
 from autofuse.errors import TraceError, WorkerError
 from autofuse.result import Progress, Tuned, TuneResult
+from autofuse.search.tuner import Tuner
 from autofuse.store.store import Store
 
 Run = Callable[..., Result]
@@ -66,7 +67,7 @@ def subprocess_run(*words: str, code: str = "") -> subprocess.CompletedProcess[s
 
 
 class Search:
-    """Stands in for autofuse.tune: notes its arguments, reports progress, and gives what the test wants."""
+    """Stands in for Tuner.tune: notes its arguments, reports progress, and gives what the test wants."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
@@ -95,7 +96,11 @@ class Search:
 @pytest.fixture
 def search(monkeypatch: pytest.MonkeyPatch) -> Search:
     made = Search()
-    monkeypatch.setattr("autofuse.tune", made, raising=False)
+
+    def tune(self: Tuner, *args: Any, **given: Any) -> TuneResult:
+        return made(*args, store=self.url, **given)
+
+    monkeypatch.setattr(Tuner, "tune", tune)
     return made
 
 

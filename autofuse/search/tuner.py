@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from types import TracebackType
 from typing import Any
 
 from .. import capture, dispatch, settings
@@ -38,6 +39,53 @@ def _setup(run: Run) -> dict[str, Any]:
     }
 
 
+class Tuner:
+    """A store and a measuring process, for one or many functions: the process starts once. A context manager.
+
+    The store is opened with the first function: bad input leaves none behind. StoreError where it cannot be written.
+    """
+
+    def __init__(self, store: str) -> None:
+        self.url = store
+        self.store: Store | None = None
+        self.worker = Worker({}, timeout_s=120.0)
+
+    def __enter__(self) -> Tuner:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.worker.close()
+        if self.store is not None:
+            self.store.close()
+
+    def tune(
+        self, fn: Callable[..., Any], cases: Sequence[Sequence[Any]], *, device: str | None = None, trials: int = 60,
+        seconds: float = 30.0, seed: int = 0, progress: ProgressCallback | None = None, name: str | None = None,
+        math: str | None = None,
+    ) -> TuneResult:  # fmt: skip
+        """As autofuse.tune, into this store and with this process."""
+        if trials < 1 or not seconds > 0:
+            raise InputError(f"trials={trials}, seconds={seconds}: both must be positive")
+        if math is not None and math not in MODES:
+            raise InputError(f"math={math!r} is no math mode: one of {', '.join(MODES)}")
+        if hasattr(cases, "shape") or not cases:
+            raise InputError("cases is a sequence of argument tuples, one a workload: [(x, weight), ...]")
+        own = getattr(fn, "name", None) if isinstance(fn, dispatch.Fused) else None
+        plain = fn.fn if isinstance(fn, dispatch.Fused) else fn
+        title = str(name or own or getattr(plain, "__name__", type(plain).__name__))
+        self.store = self.store or Store.open(self.url)
+        rows: list[Tuned] = []
+        for case in cases:
+            run = _run_of(plain, case, title, self.store, device, trials, seconds, seed, progress)
+            run.pins = {} if math is None else {"math": math}
+            row, interrupted = _drive(run, self.worker)
+            rows.append(row)
+            if interrupted:
+                break
+        dispatch.reload()
+        return TuneResult(tuple(rows))
+
+
 def tune(
     fn: Callable[..., Any], cases: Sequence[Sequence[Any]], *, store: str | None = None, device: str | None = None,
     trials: int = 60, seconds: float = 30.0, seed: int = 0, progress: ProgressCallback | None = None, name: str | None = None,
@@ -51,28 +99,11 @@ def tune(
     Ctrl-C ends the case at hand with what is known. Raises TraceError for a function that is no chain, InputError for
     bad cases or budgets, StoreError where the store cannot be written.
     """
-    if trials < 1 or not seconds > 0:
-        raise InputError(f"trials={trials}, seconds={seconds}: both must be positive")
-    if math is not None and math not in MODES:
-        raise InputError(f"math={math!r} is no math mode: one of {', '.join(MODES)}")
-    if hasattr(cases, "shape") or not cases:
-        raise InputError("cases is a sequence of argument tuples, one a workload: [(x, weight), ...]")
-    own = getattr(fn, "name", None) if isinstance(fn, dispatch.Fused) else None
-    plain = fn.fn if isinstance(fn, dispatch.Fused) else fn
     store = store or (fn._store if isinstance(fn, dispatch.Fused) else None)
-    title = str(name or own or getattr(plain, "__name__", type(plain).__name__))
-    url = settings.store_url(store) if store else settings.read().store
-    rows: list[Tuned] = []
-    with Store.open(url) as opened, Worker({}, timeout_s=120.0) as worker:
-        for case in cases:
-            run = _run_of(plain, case, title, opened, device, trials, seconds, seed, progress)
-            run.pins = {} if math is None else {"math": math}
-            row, interrupted = _drive(run, worker)
-            rows.append(row)
-            if interrupted:
-                break
-    dispatch.reload()
-    return TuneResult(tuple(rows))
+    with Tuner(settings.store_url(store) if store else settings.read().store) as tuner:
+        return tuner.tune(
+            fn, cases, device=device, trials=trials, seconds=seconds, seed=seed, progress=progress, name=name, math=math
+        )
 
 
 def _run_of(
