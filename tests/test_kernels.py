@@ -299,6 +299,7 @@ FORMS: dict[str, Knobs] = {
     "persistent_storage": {"form": "whole", "rows_per_program": 1, "num_warps": 1, "persistent": 2, "keep": "storage"},
     "unrolled": {"form": "unrolled", "rows_per_program": 1, "block_cols": 16, "num_warps": 1},
     "unrolled_rows": {"form": "unrolled", "rows_per_program": 4, "block_cols": 32, "num_warps": 1, "persistent": 1},
+    "unrolled_storage": {"form": "unrolled", "rows_per_program": 2, "block_cols": 16, "num_warps": 1, "keep": "storage"},
     "split": {"form": "split", "pieces": 3, "block_cols": 8, "online": 0, "num_warps": 1},
     "split_online": {"form": "split", "pieces": 4, "block_cols": 8, "online": 1, "num_warps": 1, "in0": "reuse"},
     "looped_rows": {"form": "looped", "block_cols": 32, "online": 1, "rows_per_program": 4, "num_warps": 1, "num_stages": 2},
@@ -335,7 +336,7 @@ def test_row_forms_of_layouts(layout: str, form: str) -> None:
 
 @pytest.mark.interpret
 @pytest.mark.parametrize(
-    "form", ["whole_rows", "whole_storage", "looped", "looped_online", "unrolled_rows", "split", "split_online"]
+    "form", ["whole_rows", "whole_storage", "looped", "looped_online", "unrolled_rows", "unrolled_storage", "split", "split_online"]
 )
 @pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("name", ROWWISE)

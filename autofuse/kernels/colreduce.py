@@ -41,6 +41,7 @@ class ColReduce:
             shape: tuple[Knob, ...] = (
                 Knob("block_rows", tuple(r for r in (1, 2, 4, 8, 16, 32, 64) if r == 1 or r * cols <= 2**14)),
                 Knob("chunks", (1, *(sms * k for k in (1, 2, 4, 8) if sms * k > 1))),
+                Knob("keep", ("wide", "storage")),
             )
         else:
             shape = (
@@ -68,7 +69,8 @@ class ColReduce:
         if needs_whole_rows(task.low):
             rows = max(1, min(64, 2048 // cols))
             warps = max(1, min(32, rows * cols // 512))
-            return {"block_rows": rows, "chunks": sms * 2 if sms > 1 else 1, "num_warps": warps, "math": math}
+            keep = "storage" if cols >= 2**13 else "wide"
+            return {"block_rows": rows, "chunks": sms * 2 if sms > 1 else 1, "keep": keep, "num_warps": warps, "math": math}
         block = min(cols, 128)
         rows = max(1, min(256, 4096 // block))
         pieces = -(-prod(int(task.low.extents[a]) for s in task.low.spaces for a in s) // block)

@@ -6,7 +6,8 @@ program ends first. Values of whole rows (a norm's gradient of its input) are wr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 
 from .base import Knobs, Launch, Source, Task
@@ -14,7 +15,7 @@ from .expr import Expr, walk
 from .layout import Addressing
 from .lower import Lowered
 from .roles import Store
-from .tile import function, legal_stores, module, next_power
+from .tile import function, legal_stores, module, next_power, print_in_storage
 from .triton_text import TYPES, TritonPrinter, identity
 
 STANDING = 8  # columns a thread up to which what is the same for all rows stays in registers
@@ -165,10 +166,16 @@ class Columns:
         with p.scope():
             p.set_rows("at", "high", reduced)
             inner = len(p.lines)
-            for store, value in self.whole:
-                p.store(store, value)
+            actions: list[tuple[Expr, Callable[[], None]]] = []
+            for s, v in self.whole:
+                actions.append((v, partial(p.store, s, v)))
             for f, acc in zip(self.folds, accs, strict=True):
-                self._update(p, acc, f, self._within(p, f))
+                actions.append((f.args[0], partial(self._add, p, acc, f)))
+            if self.knobs.get("keep") == "storage":
+                print_in_storage(p, actions, lambda r: True)
+            else:
+                for _, action in actions:
+                    action()
             p.lines[inner:inner] = [p.indent * 2 + text for g, text in p.hoisted if g in reduced]
         for f, leaf, acc in zip(self.folds, self.leaves, accs, strict=True):
             tile = p.space(f) is not None
@@ -191,6 +198,9 @@ class Columns:
     def _stands(self, e: Expr) -> bool:
         """Whether a value is the same for all rows, so that it is loaded once a program."""
         return e.op != "const" and not e.axes & self.low.reduced and all(c.op != "reduce" for c in walk([e]))
+
+    def _add(self, p: TritonPrinter, acc: str, f: Expr) -> None:
+        self._update(p, acc, f, self._within(p, f))
 
     def _within(self, p: TritonPrinter, f: Expr) -> str:
         """What a tile adds to a fold: nothing of the rows behind its last one."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from math import prod
 
+from ..ops import ITEMSIZE
 from .base import Knob, Knobs, Source, Space, Task
 from .mathmode import MODES
 from .split import SplitRows
 from .tile import MAX_TILE, MAX_UNROLLED, Tiles, default_math, hints, next_power, unhinted
 
 WHOLE_MAX = 2**16  # columns of a whole row in registers
+REGISTER_BYTES = 2**17  # of a row that is kept: half of what a processor's registers hold
 SPLIT_MIN = 2**13  # columns of a row that several programs share
 
 
@@ -31,6 +33,16 @@ def _side_by_side(task: Task) -> int:
     # as few blocks as leave little of the last one empty
     sizes = [b for b in (8192, 4096, 2048, 1024, 512, 256) if 2 * b <= real and -(-real // b) <= 8]
     return next((b for b in sizes if -(-real // b) * b * 10 <= real * 11), sizes[-1] if sizes else 0)
+
+
+def _row_bytes(task: Task) -> int:
+    """Bytes of a row of all inputs that vary with rows and columns alike."""
+    low, chain, total = task.low, task.chain, 0
+    for k, v in enumerate(chain.inputs):
+        if chain.users[k] and any(not isinstance(d, int) for d in v.shape):
+            total += prod(d for d in v.shape if isinstance(d, int)) * ITEMSIZE[v.dtype]
+    kept = prod(int(low.extents[a]) for a in low.rows if isinstance(low.extents[a], int))
+    return total // max(1, kept)
 
 
 def _strided(task: Task) -> bool:
@@ -63,7 +75,7 @@ class RowReduce:
         real, apart = _columns(task), _strided(task)
         kinds = (
             ("whole", cols <= WHOLE_MAX),
-            ("unrolled", cols > 256 and real * 9 <= cols * 8 and real <= WHOLE_MAX),
+            ("unrolled", 256 < cols <= WHOLE_MAX and (real * 9 <= cols * 8 or cols >= 2**14)),
             ("looped", cols > 1024 or (apart and cols > 128)),
             ("split", can_split),
         )
@@ -73,7 +85,7 @@ class RowReduce:
             Knob("form", tuple(f for f, ok in kinds if ok)),
             Knob("rows_per_program", rows, (("form", ("whole", "unrolled", "looped")),)),
             Knob("num_warps", (1, 2, 4, 8, 16, 32)),
-            Knob("keep", ("wide", "storage"), (("form", ("whole",)),)),
+            Knob("keep", ("wide", "storage"), (("form", ("whole", "unrolled")),)),
             Knob("persistent", (0, 1, 2, 4) if task.low.rows else (0,), (("form", ("whole", "unrolled")),)),
             Knob("block_cols", (128, 256, 512, 1024, 2048, 4096, 8192, 16384), (("form", blocks),)),
             Knob("pieces", (2, 4, 8, 16, 32, 64, 128), (("form", ("split",)),)),
@@ -118,28 +130,28 @@ class RowReduce:
                 "form": "looped", "rows_per_program": 32, "num_warps": 8, "block_cols": 128, "num_stages": 1, "online": 1, **common,
             }  # fmt: skip
         block = _side_by_side(task)
-        if block:
+        real = _columns(task)
+        if real > 2**14 and _row_bytes(task) <= REGISTER_BYTES and len(task.low.spaces) == 1 and real <= WHOLE_MAX:
+            # as it came, a row takes up to half of a processor's registers, and little beside it where few are widened at once
             return {
-                "form": "unrolled",
-                "rows_per_program": 1,
-                "num_warps": max(1, min(16, block // 256, next_power(_columns(task)) // 512)),
-                "persistent": 0,
-                "block_cols": block,
-                **common,
-            }
-        if cols <= 2**16:
+                "form": "unrolled", "rows_per_program": 1, "num_warps": 16 if real <= 2**15 else 32, "keep": "storage",
+                "persistent": 0, "block_cols": 4096 if real <= 2**15 else 8192, **common,
+            }  # fmt: skip
+        if block and real <= 2**14:
+            warps = max(1, min(16, block // 256, next_power(real) // 512))
+            return {
+                "form": "unrolled", "rows_per_program": 1, "num_warps": warps, "keep": "wide", "persistent": 0,
+                "block_cols": block, **common,
+            }  # fmt: skip
+        if cols <= 2**14:
             rows = 1
             while task.low.rows and rows < 8 and cols * rows * 2 <= 2048 and task.rows >= 4 * rows * task.limits.sm_count:
                 rows *= 2
-            warps = min(32, max(1, next_power(cols * rows // 512) if cols * rows > 512 else 1))
+            warps = min(16, max(1, next_power(cols * rows // 512) if cols * rows > 512 else 1))
             return {
-                "form": "whole",
-                "rows_per_program": rows,
-                "num_warps": max(warps if cols > 2**15 else min(warps, 16), 4 if cols >= 1024 else 1),
-                "keep": "storage" if cols >= 2**14 else "wide",
-                "persistent": 0,
-                **common,
-            }
+                "form": "whole", "rows_per_program": rows, "num_warps": max(warps, 4 if cols >= 1024 else 1), "keep": "wide",
+                "persistent": 0, **common,
+            }  # fmt: skip
         return {
             "form": "looped",
             "rows_per_program": 1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 
 from ..cost import numel
@@ -117,11 +118,13 @@ def print_in_storage(p: TritonPrinter, actions: Sequence[tuple[Expr, Callable[[]
 
 @dataclass
 class Block:
-    """One of several blocks of columns that lie side by side: its indices, its masks, and the values that it holds."""
+    """One of several blocks of columns that lie side by side: its indices, its masks, and the values that it holds, or the
+    tiles as they came from memory."""
 
     column: dict[str, str] = field(default_factory=dict)
     mask: dict[str, str] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
+    raw: dict[int, tuple[str, bool]] = field(default_factory=dict)
 
 
 class Tiles:
@@ -217,7 +220,7 @@ class Tiles:
             self._print_stores(self.stores)
             return
         p = self.p
-        actions = [(v, lambda s=s, v=v: p.store(s, v)) for s, v in self.stores]
+        actions = [(v, partial(p.store, s, v)) for s, v in self.stores]
         print_in_storage(p, actions, lambda r: True)
 
     def _columns(self, start: str) -> None:
@@ -336,8 +339,10 @@ class Tiles:
         n, block = self._extent(axis), p.blocks[axis]
         blocks = self.side.setdefault(space, [Block() for _ in range(-(-n // block))])
         names = [p.fresh("acc") for _ in reduces]
+        p.in_storage = self.knobs.get("keep") == "storage"
         for k, one in enumerate(blocks):
-            p.scopes.append(one.names)
+            p.raw = one.raw
+            p.scopes.append({} if p.in_storage else one.names)
             if not one.column:
                 for d, a in enumerate(space):
                     whole = (k + 1) * block <= n if d == 0 else self._extent(a) == p.blocks[a]
@@ -356,6 +361,9 @@ class Tiles:
                 p.line(f"{acc} = {text}")
             self._print_stores(writes)
             p.scopes.pop()
+            p.age()
+            one.raw = p.raw
+        p.in_storage = False
         for r, acc in zip(reduces, names, strict=True):
             name = p.assign(p.reduce_text(acc, r.attr[0], r.attr[1], space), p.reduced_kind(r.attr[1], space), "s")
             p.define(r, name)
