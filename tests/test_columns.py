@@ -73,7 +73,7 @@ KNOBS: dict[str, Knobs] = {
     "seed": {},
     "small": {"block_rows": 4, "chunks": 4, "block_cols": 32, "num_warps": 1, "threads": 2, "keep": "none"},
     "one row": {"block_rows": 1, "chunks": 2, "threads": 1, "keep": "all"},
-    "in storage": {"block_rows": 4, "chunks": 2, "keep": "storage", "num_warps": 1},
+    "in storage": {"block_rows": 4, "chunks": 2, "keep": "storage", "num_warps": 1, "overlap": 1},
     "one chunk": {"block_rows": 8, "chunks": 1, "math": "exact"},
 }
 TARGETS = [pytest.param("cpu", id="c"), pytest.param("cuda", id="triton", marks=pytest.mark.interpret)]

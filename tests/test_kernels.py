@@ -290,7 +290,7 @@ def test_views_keep_eagers_strides(groups: str) -> None:
 # ---- Triton, in the interpreter
 
 FORMS: dict[str, Knobs] = {
-    "whole": {"form": "whole", "rows_per_program": 1, "num_warps": 1},
+    "whole": {"form": "whole", "rows_per_program": 1, "num_warps": 1, "overlap": 1},
     "whole_rows": {"form": "whole", "rows_per_program": 4, "num_warps": 1},
     "looped": {"form": "looped", "block_cols": 16, "online": 0, "rows_per_program": 1, "num_warps": 1},
     "looped_online": {"form": "looped", "block_cols": 16, "online": 1, "rows_per_program": 1, "num_warps": 1},
@@ -301,11 +301,11 @@ FORMS: dict[str, Knobs] = {
     "unrolled_rows": {"form": "unrolled", "rows_per_program": 4, "block_cols": 32, "num_warps": 1, "persistent": 1},
     "unrolled_storage": {"form": "unrolled", "rows_per_program": 2, "block_cols": 16, "num_warps": 1, "keep": "storage"},
     "split": {"form": "split", "pieces": 3, "block_cols": 8, "online": 0, "num_warps": 1},
-    "split_online": {"form": "split", "pieces": 4, "block_cols": 8, "online": 1, "num_warps": 1, "in0": "reuse"},
+    "split_online": {"form": "split", "pieces": 4, "block_cols": 8, "online": 1, "num_warps": 1, "in0": "reuse", "overlap": 1},
     "looped_rows": {"form": "looped", "block_cols": 32, "online": 1, "rows_per_program": 4, "num_warps": 1, "num_stages": 2},
 }
 TILES: dict[str, Knobs] = {
-    "flat": {"form": "flat", "block": 64},
+    "flat": {"form": "flat", "block": 64, "overlap": 1},
     "tile": {"form": "tile", "rows_per_program": 1, "block_cols": 16},
     "tile_rows": {"form": "tile", "rows_per_program": 4, "block_cols": 16},
 }

@@ -94,6 +94,11 @@ class Limits:
     shared_bytes: int = 48 * 1024
     warp: int = 32
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether a kernel can start while the one before it ends: NVIDIA GPUs from sm_90 on."""
+        return self.arch.removeprefix("sm_").isdigit() and int(self.arch.removeprefix("sm_")) >= 90
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -112,12 +117,14 @@ class Launch:
     workspaces: tuple[int, ...] = ()
     num_warps: int = 4
     num_stages: int = 1
+    overlaps: bool = False  # starts while the kernel before it ends (programmatic dependent launch)
 
     def options(self, fuse_products: bool) -> dict[str, int | bool]:
         """What Triton's compiler is told."""
         # ptxas gives up on a kernel that needs more registers than there are, and takes 32: told the most, it takes that
         most = min(255, 65536 // (32 * self.num_warps))
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": fuse_products, "maxnreg": most}
+        told = {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": fuse_products, "maxnreg": most}
+        return {**told, "launch_pdl": True} if self.overlaps else told
 
 
 @dataclass(frozen=True)

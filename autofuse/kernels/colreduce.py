@@ -9,7 +9,7 @@ from .base import Knob, Knobs, Source, Space, Task
 from .columns import Columns, needs_whole_rows
 from .mathmode import MODES
 from .rowreduce import padded
-from .tile import default_math, next_power
+from .tile import default_math, next_power, overlap
 
 MAX_WIDE = 2**14  # columns of a whole row: its accumulators stay in registers beside the row itself
 PER_THREAD = 128  # elements
@@ -49,7 +49,7 @@ class ColReduce:
                 Knob("block_cols", tuple(c for c in (32, 64, 128, 256, 512, 1024) if c <= cols) or (cols,)),
                 Knob("chunks", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)),
             )
-        knobs = (*shape, Knob("num_warps", (1, 2, 4, 8, 16, 32)), Knob("math", MODES))
+        knobs = (*shape, Knob("num_warps", (1, 2, 4, 8, 16, 32)), Knob("math", MODES), overlap(task))
 
         def check(k: Knobs) -> str | None:
             tile, threads = self._tile(task, k), 32 * int(k["num_warps"])
@@ -70,7 +70,14 @@ class ColReduce:
             rows = max(1, min(64, 2048 // cols))
             warps = max(1, min(32, rows * cols // 512))
             keep = "storage" if cols >= 2**13 else "wide"
-            return {"block_rows": rows, "chunks": sms * 2 if sms > 1 else 1, "keep": keep, "num_warps": warps, "math": math}
+            return {
+                "block_rows": rows,
+                "chunks": sms * 2 if sms > 1 else 1,
+                "keep": keep,
+                "num_warps": warps,
+                "math": math,
+                "overlap": 0,
+            }
         block = min(cols, 128)
         rows = max(1, min(256, 4096 // block))
         pieces = -(-prod(int(task.low.extents[a]) for s in task.low.spaces for a in s) // block)
@@ -81,6 +88,7 @@ class ColReduce:
             "chunks": chunks,
             "num_warps": max(1, min(4, rows * block // 64)),
             "math": math,
+            "overlap": 0,
         }
 
     def emit(self, task: Task, knobs: Knobs) -> Source:

@@ -84,6 +84,8 @@ class Columns:
             blocks |= pads
         p = TritonPrinter(self.low, Addressing(self.low, self.task.layout), rows, blocks, self.math)
         p.hoisted = []
+        if self.knobs.get("overlap"):
+            p.use("af_overlap")
         return p
 
     def _pieces(self, p: TritonPrinter) -> int:

@@ -6,7 +6,7 @@ from math import prod
 
 from .base import Knob, Knobs, Source, Space, Task
 from .mathmode import MODES
-from .tile import MAX_TILE, Tiles, default_math, hints, next_power, unhinted
+from .tile import MAX_TILE, Tiles, default_math, hints, next_power, overlap, unhinted
 
 
 class Pointwise:
@@ -44,6 +44,7 @@ class Pointwise:
             Knob("num_warps", (1, 2, 4, 8, 16)),
             Knob("math", MODES),
             *hints(task, False),
+            overlap(task),
         )
 
         def check(k: Knobs) -> str | None:
@@ -60,7 +61,7 @@ class Pointwise:
             from .nest import cpu_seed
 
             return cpu_seed(task)
-        common: dict[str, int | str] = {"math": default_math(task), **unhinted(task)}
+        common: dict[str, int | str] = {"math": default_math(task), **unhinted(task), "overlap": 0}
         if self._flat(task):
             return {"form": "flat", "block": 1024, "num_warps": 4, **common}
         cols = next_power(self._cols(task))

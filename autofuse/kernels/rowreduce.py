@@ -8,7 +8,7 @@ from ..ops import ITEMSIZE
 from .base import Knob, Knobs, Source, Space, Task
 from .mathmode import MODES
 from .split import SplitRows
-from .tile import MAX_TILE, MAX_UNROLLED, Tiles, default_math, hints, next_power, unhinted
+from .tile import MAX_TILE, MAX_UNROLLED, Tiles, default_math, hints, next_power, overlap, unhinted
 
 WHOLE_MAX = 2**16  # columns of a whole row in registers
 REGISTER_BYTES = 2**17  # of a row that is kept: half of what a processor's registers hold
@@ -93,6 +93,7 @@ class RowReduce:
             Knob("online", (0, 1), (("form", ("looped", "split")),)),
             Knob("math", MODES),
             *hints(task, True),
+            overlap(task),
         )
 
         def check(k: Knobs) -> str | None:
@@ -124,7 +125,7 @@ class RowReduce:
 
             return cpu_seed(task)
         cols = padded(task)
-        common: dict[str, int | str] = {"math": default_math(task), **unhinted(task)}
+        common: dict[str, int | str] = {"math": default_math(task), **unhinted(task), "overlap": 0}
         if _strided(task) and task.low.rows and cols > 128:
             return {
                 "form": "looped", "rows_per_program": 32, "num_warps": 8, "block_cols": 128, "num_stages": 1, "online": 1, **common,
@@ -147,7 +148,8 @@ class RowReduce:
             rows = 1
             while task.low.rows and rows < 8 and cols * rows * 2 <= 2048 and task.rows >= 4 * rows * task.limits.sm_count:
                 rows *= 2
-            warps = min(16, max(1, next_power(cols * rows // 512) if cols * rows > 512 else 1))
+            few = task.rows <= task.limits.sm_count  # a program alone on its processor: all the faster with more threads
+            warps = min(16, max(1, next_power(cols * rows // (256 if few else 512)) if cols * rows > 512 else 1))
             return {
                 "form": "whole", "rows_per_program": rows, "num_warps": max(warps, 4 if cols >= 1024 else 1), "keep": "wide",
                 "persistent": 0, **common,

@@ -19,6 +19,7 @@ from .roles import Store
 from .triton_text import PRELUDE, TYPES, TritonPrinter, identity
 
 MAX_TILE = 2**17  # elements of one tile: beyond it registers spill whatever the warps
+SMALL = 2**23  # elements up to which what a kernel costs to start is worth a knob
 MAX_UNROLLED = 16  # blocks of columns side by side in one kernel: its text grows with them
 INEXACT = {"exp", "expm1", "log1p", "tanh", "sigmoid", "erf"}  # what the fast mode loses bits in
 
@@ -41,6 +42,12 @@ def hints(task: Task, passes: bool) -> tuple[Knob, ...]:
         loads = ("", "evict_first", "evict_last", *(("reuse",) if passes else ()))
         made.append(Knob(name, loads if name[0] == "i" else ("", "evict_first")))
     return tuple(made)
+
+
+def overlap(task: Task) -> Knob:
+    """Whether a short kernel starts while the one before it ends."""
+    small = task.rows * max((prod(int(task.low.extents[a]) for a in s) for s in task.low.spaces), default=1) <= SMALL
+    return Knob("overlap", (0, 1) if small and task.limits.overlaps else (0,))
 
 
 def unhinted(task: Task) -> dict[str, int | str]:
@@ -162,6 +169,8 @@ class Tiles:
         p = TritonPrinter(self.low, Addressing(self.low, self.task.layout), self.rows, self.blocks, self.math, self.form == "flat")
         p.hoisted = []
         p.evict = {n: str(v) for n, v in self.knobs.items() if is_hint(n)}
+        if self.knobs.get("overlap"):
+            p.use("af_overlap")
         return p
 
     def _extent(self, axis: str) -> int:
@@ -419,7 +428,8 @@ def function(
     p: TritonPrinter, entry: str, grid: tuple[object, ...], num_warps: int, num_stages: int = 1, workspaces: Sequence[int] = ()
 ) -> tuple[str, Launch]:
     """A printed body as a function, and its launch: only the tensors and scalars that the body names are arguments."""
-    body = "\n".join(p.lines)
+    overlaps = "af_overlap" in p.prelude
+    body = "\n".join([p.indent + "af_overlap()", *p.lines] if overlaps else p.lines)
     inputs = [k for k in range(p.low.chain.num_inputs) if _uses(body, f"in{k}")]
     outputs = [k for k in range(len(p.low.chain.outputs)) if _uses(body, f"out{k}")]
     work = [k for k in workspaces if _uses(body, f"ws{k}")]
@@ -428,7 +438,8 @@ def function(
     # row counts vary from call to call: a kernel that specialised on one would be compiled again for the next
     varying = [n for n in args if n in ("rows", "reds") or n[0] == "e" or n.startswith("n_")]
     text = f"@triton.jit(do_not_specialize={varying!r})\ndef {entry}({', '.join(names)}):\n{body}\n"
-    launch = Launch(entry, tuple(args.values()), grid, tuple(inputs), tuple(outputs), tuple(work), num_warps, num_stages)
+    shape = (tuple(inputs), tuple(outputs), tuple(work), num_warps, num_stages)
+    launch = Launch(entry, tuple(args.values()), grid, *shape, overlaps=overlaps)
     return text, launch
 
 

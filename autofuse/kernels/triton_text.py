@@ -75,6 +75,12 @@ def af_again16(x):
 def af_again32(x):
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=True, pack=1)
 """,
+    # the next kernel may start now, and waits where this one waits here: for all that the kernel before it has written
+    "af_overlap": """@triton.jit
+def af_overlap():
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+""",
     "af_tanh": """@triton.jit
 def af_tanh(x):
     return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
@@ -82,6 +88,7 @@ def af_tanh(x):
 }
 # what stands for them in the interpreter, which runs no assembly
 STAND_INS = {
+    "af_overlap": "@triton.jit\ndef af_overlap():\n    pass\n",
     **{f"af_again{n}": f"@triton.jit\ndef af_again{n}(x):\n    return x\n" for n in (8, 16, 32)},
     "af_tanh": """@triton.jit
 def af_tanh(x):
