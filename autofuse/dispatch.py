@@ -311,6 +311,8 @@ class Fused:
         if call.program is None:
             return self.fn(*args)
         inputs = self._inputs(call, args)
+        if not call.checked and not call.program.checked:
+            self.fn(*args)  # what it raises (a label that is no class) is the caller's, no fault of a kernel
         try:
             result = self._run(call, args)
             if not call.checked and not call.program.checked:
@@ -349,7 +351,7 @@ class Fused:
             return Explanation(
                 self.name,
                 "eager",
-                "an input needs a gradient" if grad else "mixed devices",
+                "an input needs a gradient" if grad else "the inputs are on several devices, or do not fit the traced chain",
                 None,
                 "eager",
                 (),
@@ -390,6 +392,11 @@ def _disagreement(call: _Call, inputs: Sequence[torch.Tensor]) -> str:
         verdict = expected.verdict(y)
         if not verdict.ok:
             return verdict.message
+        theirs = expected.eager.stride()
+        if y.numel() and [s for n, s in zip(y.shape, y.stride(), strict=True) if n != 1] != [
+            s for n, s in zip(y.shape, theirs, strict=True) if n != 1
+        ]:
+            return f"it gives strides {y.stride()} where eager gives {theirs}"
     return ""
 
 

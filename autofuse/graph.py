@@ -339,6 +339,11 @@ class Reader:
                 f"{name} in {self.name}{at_line(_line(node))} gives {type(value).__name__}: no kernel kind lowers it yet; "
                 "keep it outside the function"
             )
+        if name not in ops.OPS and not any(isinstance(a, torch.fx.Node) for a in torch.utils._pytree.tree_leaves(bound)):
+            raise UnsupportedOp(
+                f"{name} in {self.name}{at_line(_line(node))} makes a tensor of its own, as no kernel does yet: make it "
+                "outside the function and pass it in"
+            )
         required = [p for p in target._schema.arguments if not p.kwarg_only]
         args = [self.arg(bound[p.name], node) for p in required if p.name in bound]
         extents = ("normalized_shape", "size", *(("end",) if name == "arange" else ()))

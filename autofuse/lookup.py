@@ -23,6 +23,7 @@ from .program import Layouts, Program
 from .store.reader import Reader
 from .store.records import BestRecord, EnvironmentRecord, WorkloadRecord
 
+SEED_LOG2 = 5.0  # one heuristic schedule serves row counts within a factor of 32, so that most new counts are no new build
 NEAR_ROWS_LOG2 = 6.0  # a config tuned at up to 64 times fewer or more rows may serve
 _warned: set[str] = set()
 
@@ -62,12 +63,21 @@ class _Where:
 
     @cached_property
     def fast_key(self) -> tuple[Any, ...] | None:
-        """What decides the layout where every input's leading axes run on as one: then row counts do not matter, but for
-        those of 0 and 1. None where strides must be looked at."""
-        if not all(text.startswith("c:") for text in self.work.layouts):
+        """What decides the layout where every input is contiguous: then row counts do not matter, but for those of 0 and
+        1. None where strides must be looked at: rows that run on among themselves may still lie apart from their columns."""
+        if not all(t.is_contiguous() for t in self.inputs):
             return None
-        few = tuple(min(n, 2) for _, n in sorted(self.sizes.items()))
-        return self.work.family, few, str(self.device)
+        return self.work.family, self._few, str(self.device)
+
+    @property
+    def _few(self) -> tuple[int, ...]:
+        return tuple(min(n, 2) for _, n in sorted(self.sizes.items()))
+
+    @property
+    def seed_key(self) -> tuple[Any, ...]:
+        """What a heuristic schedule is made for: a layout, and the magnitude of the row count."""
+        strides = () if self.fast_key is not None else tuple(t.stride() for t in self.inputs)
+        return self.work.family, self._few, str(self.device), strides, math.ceil(math.log2(max(1, self.work.rows)) / SEED_LOG2)
 
 
 class Lookup:
@@ -80,7 +90,7 @@ class Lookup:
         self._found: dict[tuple[str, str], list[BestRecord]] = {}
         self._programs: dict[Any, Program] = {}
         self._ready: dict[Any, Program] = {}
-        self._heuristic: dict[tuple[str, str], Choice] = {}
+        self._heuristic: dict[tuple[Any, ...], Choice] = {}
         self._bad: dict[tuple[str, str], str] = {}
 
     def distrust(self, family: str, device: str, why: str) -> None:
@@ -120,11 +130,10 @@ class Lookup:
             return Choice("eager", f"its heuristic kernel failed: {self._bad[work.family, name]}", Plan(())), None
         if self.settings.on_miss == "heuristic":
             try:
-                # one schedule serves every row count, so that a new count is no new build
-                first = self._heuristic.get((work.family, name))
+                first = self._heuristic.get(where.seed_key)
                 if first is None:
                     plan, schedules = where.layouts.plan(fusion.fused(), limits(name))
-                    first = self._heuristic[work.family, name] = Choice("heuristic", note, plan, tuple(schedules))
+                    first = self._heuristic[where.seed_key] = Choice("heuristic", note, plan, tuple(schedules))
                 choice = replace(first, note=note)
                 return choice, self._program(where, choice)
             except (Infeasible, BuildError) as e:

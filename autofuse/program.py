@@ -15,7 +15,7 @@ from .fusion import EAGER, Fusion, Part, Plan, Segment
 from .kernels import build
 from .kernels.base import Kind, Limits, Source, Task
 from .kernels.launch import Kernel, operand_of
-from .kernels.layout import Operand, layout_of
+from .kernels.layout import Operand, bind, layout_of
 from .kernels.registry import BY_NAME, kind_of
 from .reference import evaluate
 from .workload import rows_of
@@ -83,7 +83,10 @@ class Layouts:
         segment = self.fusion.segment(nodes)
         mine = segment.sizes(self.sizes)
         operands = [self.operands[v] for v in (*segment.reads, *segment.writes)]
-        return Task(segment.chain, segment.lowered, layout_of(segment.lowered, operands, mine), max(1, rows_of(mine)), limits)
+        low = segment.lowered
+        layout = layout_of(low, operands, mine)
+        (kept,) = bind((("rows",),), layout, low, (), mine)
+        return Task(segment.chain, low, layout, max(1, rows_of(mine)), limits, max(1, kept))
 
     def seed(
         self, nodes: Sequence[int], limits: Limits, pins: Mapping[str, int | str] | None = None

@@ -294,3 +294,118 @@ def test_rows_that_no_one_of_us_wrote(tmp_path: Path, sql: str) -> None:
     db.close()
     dispatch.reload()
     same(fuse(gate)(*args), gate(*args))
+
+
+# ---- one program for many calls: what differs between them must be seen
+
+
+def kernels_run(fused: Any, *calls: tuple[Any, ...]) -> None:
+    """Each call is right, and none of them falls back to eager."""
+    for args in calls:
+        leaves, eager = (torch.utils._pytree.tree_leaves(v) for v in (fused(*args), fused.fn(*args)))
+        for got, want in zip(leaves, eager, strict=True):
+            same(got, want)
+            assert not got.numel() or got.stride() == want.stride()
+        assert fused.explain(*args).tier == "heuristic", args
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: F.gelu(x),
+        lambda x: autofuse.dropout(x, 0.3, 1),
+        lambda x: F.rms_norm(x.unflatten(-1, (-1, 16)), (16,)),
+        lambda x: x.unflatten(-1, (-1, 16)).abs().amax(-1),
+        lambda x: x.unflatten(-1, (4, 16)).sum((0, 1)),
+    ],
+)
+def test_rows_that_lie_apart_after_rows_that_do_not(fn: Callable[..., Any]) -> None:
+    part = torch.randn(6, 192).chunk(3, -1)[0]
+    kernels_run(fuse(fn), (torch.randn(4, 64),), (part,), (torch.randn(4, 64),), (torch.randn(1, 64).expand(6, 64),))
+    kernels_run(fuse(fn), (part,), (torch.randn(4, 64),))
+
+
+def test_strides_of_results_after_another_layout() -> None:
+    for calls in ([torch.randn(9, 14)[:, ::2], torch.randn(7, 5).t()], [torch.randn(7, 5).t(), torch.randn(9, 14)[:, ::2]]):
+        kernels_run(fuse(lambda x: x * 2), *((x,) for x in calls))
+
+
+def test_a_tuned_config_on_a_slice() -> None:
+    def act(x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x) * 2
+
+    assert autofuse.tune(act, [(torch.randn(64, 256),)], trials=3, seconds=20).ok
+    fused = fuse(act)
+    for x in (torch.randn(64, 256), torch.randn(64, 512)[:, :256]):
+        torch.testing.assert_close(fused(x), act(x), rtol=1e-4, atol=1e-5)  # a fast form of erf may have won
+
+
+def test_many_rows_after_one() -> None:
+    w = torch.randn(8)
+    kernels_run(fuse(lambda x, w: x * w + 1), *((torch.randn(n, 8), w) for n in (1, 5, 1000, 1)))
+    kernels_run(fuse(lambda x: x - x.mean(0)), *((torch.randn(n, 8),) for n in (1, 300, 5)))
+
+
+def test_sums_of_many_rows_after_few() -> None:
+    many = torch.rand(1_000_000, 4) + 1000
+    kernels_run(fuse(lambda x: x.mean(0)), (many[:5],), (many,), (many - 1000.5,))
+    ones = torch.ones(40_000_000, 1, dtype=torch.int8)
+    fused = fuse(lambda x: (x > 0).float().mean(0))
+    assert fused(ones[:4]) == 1 and fused(ones) == 1
+    assert fuse(lambda x: x.sum(0))(torch.full((200, 3), float("inf"))).tolist() == [float("inf")] * 3
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.max(),
+        lambda x: x.min(),
+        lambda x: x.sum(()),
+        lambda x: x.norm(),
+        lambda x: x.unflatten(-1, (4, 2)).mean((0, 2)),
+        lambda x: (x[:, :2] + x[:, 2:4]).unsqueeze(-1).mean((0, 2)),
+        lambda x: (x.amax(-1), x.sum(0)),
+        lambda x: x * torch.arange(x.shape[0], dtype=torch.int8)[:, None],
+        lambda x: (x > 0).sum(0, dtype=torch.bool),
+    ],
+)
+def test_reductions_that_crashed(fn: Callable[..., Any]) -> None:
+    kernels_run(fuse(fn), (torch.randn(5, 8),), (torch.randn(300, 8),))
+
+
+def test_no_rows_beside_an_extreme_of_columns() -> None:
+    fused = fuse(lambda x: (x.amax(-1), x.sum(0)))
+    kernels_run(fused, (torch.randn(5, 8),), (torch.randn(0, 8),))
+
+
+def test_a_first_call_that_eager_refuses_too() -> None:
+    fused = fuse(lambda x, t: F.cross_entropy(x, t, reduction="none"))
+    with pytest.raises(IndexError):
+        fused(torch.randn(4, 8), torch.tensor([1, 8, 0, 3]))
+    kernels_run(fused, (torch.randn(4, 8), torch.tensor([1, 2, 0, 3])))
+
+
+def test_channels_last_stays() -> None:
+    x = torch.randn(2, 8, 5, 7).to(memory_format=torch.channels_last)
+    fused = fuse(lambda x: F.group_norm(x, 2))
+    with pytest.warns(RuntimeWarning, match="it gives strides"):
+        got = fused(x)
+    assert got.stride() == F.group_norm(x, 2).stride()
+
+
+def test_tensors_that_no_kernel_makes() -> None:
+    for fn in (lambda x: x * torch.linspace(0, 1, 64), lambda x: x * torch.eye(64)[0]):
+        with pytest.raises(UnsupportedOp, match="makes a tensor of its own"):
+            fuse(fn)(X)
+
+
+def test_a_pinned_mode_without_a_kernel_leaves_the_winner(tmp_path: Path) -> None:
+    def act(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) - x * 0.999
+
+    args = (torch.randn(16, 256) * 1e-3,)
+    first = autofuse.tune(act, [args], trials=4, seconds=30, math="exact").rows[0]
+    assert first.plan != "eager"
+    second = autofuse.tune(act, [args], trials=4, seconds=30, math="fast").rows[0]
+    dispatch.reload()
+    assert fuse(act).explain(*args).plan == (first.plan if second.plan == "eager" else second.plan)

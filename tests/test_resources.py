@@ -108,3 +108,11 @@ def test_every_operation_compiles(dtype: str) -> None:
                 return [fn(*given) for fn in some]
 
             assert compiled(some, args, 90)
+
+
+@pytest.mark.parametrize("rows", [1, 64, 2000])
+def test_rows_of_few_columns_have_a_schedule(rows: int) -> None:
+    """A router over 8 experts, or 2: fewer elements than a warp has threads."""
+    for cols in (2, 8):
+        (found,) = compiled(softmax, (data(rows, cols, dtype=torch.bfloat16),), 90)
+        assert found.stack_bytes == 0

@@ -93,6 +93,8 @@ class Axes:
                     raise Infeasible(f"a view to extent {dim} does not follow the axes")
                 a = rest.pop()
                 n = self.extent[a]
+                if n == 0:
+                    raise Infeasible("a view of no elements")
                 if isinstance(n, str):
                     if n not in names:
                         raise Infeasible(f"a view to extent {dim} does not follow the axes")

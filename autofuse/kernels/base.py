@@ -150,13 +150,17 @@ class Source:
 
 @dataclass(frozen=True)
 class Task:
-    """One segment to make a kernel for: its lowering, the layout of its operands, its row count and the device."""
+    """One segment to make a kernel for: its lowering, the layout of its operands, its row count and the device.
+
+    kept: how many of the rows results keep, where reductions join the others
+    """
 
     chain: Chain
     low: Lowered
     layout: Layout
     rows: int
     limits: Limits
+    kept: int = 1
 
 
 class Kind(Protocol):

@@ -26,6 +26,7 @@ COMPUTE = {"float32": "float", "float64": "double", "int32": "int32_t", "int64":
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 
 PRELUDE = r"""#include <math.h>
+#include <omp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -55,7 +55,7 @@ class ColReduce:
             tile, threads = self._tile(task, k), 32 * int(k["num_warps"])
             if tile > threads * PER_THREAD:
                 return f"over {PER_THREAD} elements a thread"
-            return "more threads than elements" if tile < threads // 2 else None
+            return "more threads than elements" if tile < threads // 2 and threads > 32 else None
 
         return Space(self.name, self.version, knobs, check)
 
@@ -72,7 +72,7 @@ class ColReduce:
             keep = "storage" if cols >= 2**13 else "wide"
             return {
                 "block_rows": rows,
-                "chunks": sms * 2 if sms > 1 else 1,
+                "chunks": sms * 2 if sms > 1 and task.kept < sms else 1,
                 "keep": keep,
                 "num_warps": warps,
                 "math": math,
@@ -81,7 +81,7 @@ class ColReduce:
         block = min(cols, 128)
         rows = max(1, min(256, 4096 // block))
         pieces = -(-prod(int(task.low.extents[a]) for s in task.low.spaces for a in s) // block)
-        chunks = min(512, next_power(max(1, 4 * sms // max(1, pieces))))
+        chunks = min(512, next_power(max(1, 4 * sms // max(1, pieces * task.kept))))
         return {
             "block_rows": rows,
             "block_cols": block,

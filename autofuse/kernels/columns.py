@@ -11,7 +11,7 @@ from functools import partial
 from math import prod
 
 from .base import Knobs, Launch, Source, Task
-from .expr import Expr, walk
+from .expr import FLOATS, Expr, walk
 from .layout import Addressing
 from .lower import Lowered
 from .roles import Store
@@ -163,6 +163,8 @@ class Columns:
             acc = p.fresh("acc")
             shape = self._shape(p, f.args[0], [self.rows] if p.rowdim else [])
             p.line(f"{acc} = tl.full({shape if shape != '()' else '()'}, {identity(f.attr[0], f.dtype)}, {TYPES[f.dtype]})")
+            if self._compensated(f):
+                p.line(f"{acc}c = tl.zeros_like({acc})")
             accs.append(acc)
         p.line(f"for at in range(low, high, {self.rows}):")
         with p.scope():
@@ -201,8 +203,20 @@ class Columns:
         """Whether a value is the same for all rows, so that it is loaded once a program."""
         return e.op != "const" and not e.axes & self.low.reduced and all(c.op != "reduce" for c in walk([e]))
 
+    def _compensated(self, f: Expr) -> bool:
+        """Whether a sum keeps what each addition loses: a chunk may be of any number of rows."""
+        return self.math == "exact" and f.attr[0] == "sum" and f.dtype in FLOATS
+
     def _add(self, p: TritonPrinter, acc: str, f: Expr) -> None:
-        self._update(p, acc, f, self._within(p, f))
+        if not self._compensated(f):
+            self._update(p, acc, f, self._within(p, f))
+            return
+        y, t, e = p.fresh("y"), p.fresh("t"), p.fresh("e")  # Kahan's summation; past infinity nothing is lost
+        p.line(f"{y} = {self._within(p, f)} - {acc}c")
+        p.line(f"{t} = {acc} + {y}")
+        p.line(f"{e} = ({t} - {acc}) - {y}")
+        p.line(f"{acc}c = tl.where({e} - {e} == 0.0, {e}, 0.0)")
+        p.line(f"{acc} = {t}")
 
     def _within(self, p: TritonPrinter, f: Expr) -> str:
         """What a tile adds to a fold: nothing of the rows behind its last one."""

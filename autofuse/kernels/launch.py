@@ -59,10 +59,8 @@ class Kernel:
         """A run for tensors of exactly these sizes and strides: what can be computed once is computed here."""
         if all(t.numel() == 0 for t in outputs):
             return _nothing
-        if self.low.folds and not bind((("reds",),), self.layout, self.low, (), sizes)[0]:
-            extremes = {v.name for v in self.chain.values} & {"amax", "amin"}
-            if extremes:
-                raise LaunchError(f"{' and '.join(sorted(extremes))} over no rows has no value")
+        if self.low.folds and not bind((("reds",),), self.layout, self.low, (), sizes)[0] and self.low.extremes_of_rows:
+            raise LaunchError("the largest or smallest over no rows has no value")
         if self.source.target == "cpu":
             (launch,) = self.source.launches
             return self._bind_c(len(inputs), len(outputs), self.arguments(launch, inputs, outputs, sizes))

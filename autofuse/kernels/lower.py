@@ -23,19 +23,23 @@ from .reductions import Reducer
 from .roles import Roles, Store
 from .uniform import uniform
 
-OVER_ROWS = frozenset({"sum", "mean", "amax", "amin", "any", "all", "prod"})  # what a reduction over leading axes may be
+OVER_ROWS = frozenset({"sum", "mean", "amax", "amin", "any", "all", "prod", "norm", "linalg_vector_norm"})
+"""What a reduction over leading axes may be."""
+
 MAX_PIECES = 8  # a concatenation is written in up to this many pieces of one size, else with a mask a part
 
 
-def reduced_dims(v: Value) -> tuple[int, ...]:
-    """The dimensions that an operation reduces over (normalises over, for softmax); () for any other."""
+def reduced_dims(v: Value, rank: int) -> tuple[int, ...]:
+    """The dimensions of its argument, of `rank`, that an operation reduces over (normalises over, for softmax), in order;
+    () for any other operation."""
     name, entry = v.name, ops.OPS.get(v.name)
     if entry is None or entry.kind != "reduction":
         return ()
-    args = list(v.args)
     position = 2 if name in ("linalg_vector_norm", "norm") else 1
-    dims = args[position] if len(args) > position else None
-    return (-1,) if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
+    dims = v.args[position] if len(v.args) > position else None
+    if dims is None or dims == ():
+        return tuple(range(rank))
+    return tuple(sorted(d % rank for d in ((dims,) if isinstance(dims, int) else dims))) if rank else ()
 
 
 class Lowered:
@@ -66,22 +70,22 @@ class Lowered:
     # ---- indices
 
     def _reduced(self, v: Value) -> tuple[int, ...]:
-        dims = reduced_dims(v)
-        if not dims:
+        if not v.refs:
             return ()
         shape = self.values[v.refs[0]].shape
-        if dims == (-1,) and not shape:
-            return ()
-        out = tuple(sorted(d % len(shape) for d in dims)) if shape else ()
-        given = v.args[1] if len(v.args) > 1 else None
-        if (given is None or given == ()) and v.name not in ("linalg_vector_norm", "norm"):
-            out = tuple(range(len(shape)))
+        out = reduced_dims(v, len(shape))
         if any(not isinstance(shape[d], int) for d in out) and v.name not in OVER_ROWS:
             raise UnsupportedOp(
                 f"{v.op} reduces a leading axis, and over rows there are only {', '.join(sorted(OVER_ROWS))}: give it dim=-1, "
                 "or compute it outside the function"
             )
         return out
+
+    @property
+    def extremes_of_rows(self) -> bool:
+        """Whether there is a largest or smallest over rows, which no rows have not."""
+        extremes = [v for v in self.values if v.name in ("amax", "amin")]
+        return any(not isinstance(self.values[v.refs[0]].shape[d], int) for v in extremes for d in self._reduced(v))
 
     def natural(self, v: int) -> tuple[Idx, ...]:
         """The index of a value by its own axes, one a dimension."""
@@ -255,7 +259,7 @@ class Lowered:
             if isinstance(start, str) or not isinstance(step, (int, float)):
                 raise UnsupportedOp(f"{v.op} starts or steps by a row count: pass it as a 0-d tensor, added to arange(rows)")
             point = self.b.cast(self.b.index(index[0]), to)
-            return self.b("add", self.b("mul", point, self.b.const(step, to)), self.b.const(start, to))
+            return self._wrapped(self.b("add", self.b("mul", point, self.b.const(step, to)), self.b.const(start, to)), v.dtype)
         if "zeros" in name:
             return self.b.const(0, to)
         if "ones" in name:

@@ -54,7 +54,7 @@ def cpu_seed(task: Task) -> dict[str, int | str]:
     }
     if task.low.reduced:
         del made["row_block"]
-        # short sums keep fp32 accurate; a chunk of few rows would cost more to join than to compute
+        # a chunk of few rows would cost more to join than to compute
         most = task.limits.threads * 32
         made["chunks"] = next((c for c in (task.limits.threads * k for k in (1, 2, 4, 8, 16)) if task.rows <= c * 64), most)
     if task.low.reduces:
@@ -162,6 +162,7 @@ class Nest:
             p.line(f"for (int64_t {var} = 0; {var} < {n}; ++{var}) {{")
             with p.scope():
                 p.column[axis] = var
+                self._at(space[: depth + 1])
                 inner = set(space[depth + 1 :])
                 deep = [(s, v) for s, v in writes if inner & (s.access.axes | v.axes)]
                 flat = [w for w in writes if w not in deep]
@@ -235,8 +236,12 @@ class Nest:
         self.filled |= self.just_filled
         self.just_filled.clear()
 
+    def _at(self, columns: tuple[str, ...]) -> None:
+        """Inside the loops over these columns: what has a place among them may be named here."""
+
     def _enter(self, space: tuple[str, ...]) -> None:
         """Inside the loops over all of a space: what lies in buffers over it has a name here."""
+        self._at(space)
         for number, (name, _, _) in self.buffers.items():
             if name in self.filled and self._buffer_space[number] == space:
                 self.p.scopes[-1][number] = f"{name}[{self._linear(space)}]"

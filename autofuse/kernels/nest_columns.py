@@ -8,10 +8,12 @@ from math import prod
 
 from .c_text import COMPUTE, identity
 from .columns import detached
-from .expr import Access, Expr, axis_index
+from .expr import FLOATS, Access, Expr, axis_index
 from .nest import Nest
 from .roles import Store
 from .tile import legal_stores
+
+BLOCK = 64  # rows that are added up plainly
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,10 @@ class ColumnNest(Nest):
         else:
             self.p.line(f"{to} = {x} {'>' if kind == 'max' else '<'} {to} ? {x} : {to};")
 
-    def _enter(self, space: tuple[str, ...]) -> None:
-        super()._enter(space)
+    def _at(self, columns: tuple[str, ...]) -> None:
         if self.joining:
             for k, leaf in enumerate(self.leaves):
-                if set(self._mine(leaf)) <= set(space):
+                if set(self._mine(leaf)) <= set(columns):
                     self.p.scopes[-1][leaf.number] = f"acc{k}[{self._place(leaf)}]"
 
     def _body(self, stores: list[tuple[Store, Expr]], depth: int) -> list[str]:
@@ -92,29 +93,70 @@ class ColumnNest(Nest):
                     p.define(leaf, f"acc{k}[0]")
             result = self._body(self.results, 3)
         self.keep = keep
-        width = [prod(self._extent(a) for a in self._mine(f)) for f in self.folds]
-        kind = [COMPUTE[f.dtype] for f in self.folds]
         kept, reduced = self.addressing.kept, self.addressing.reduced
-        each = list(enumerate(self.folds))
         out = [f"  const int64_t chunks = reds < {chunks} ? (reds > 0 ? reds : 1) : {chunks}, per = (reds + chunks - 1) / chunks;"]
-        out += [f"  {kind[k]} *ws{k} = malloc(rows * chunks * {width[k]} * sizeof({kind[k]}));" for k, _ in each]
+        out += [
+            f"  {self._type(f)} *ws{k} = malloc(rows * chunks * {self._room(f)} * sizeof({self._type(f)}));" for k, f in self.each
+        ]
         out += ["  #pragma omp parallel num_threads((int)threads) if(threads > 1)", "  {", *buffers]
         out += ["  #pragma omp for schedule(static)", "  for (int64_t unit = 0; unit < rows * chunks; ++unit) {"]
         out += ["    const int64_t kept = unit / chunks, low = unit % chunks * per, high = low + per < reds ? low + per : reds;"]
         out += self._decode("kept", kept, "    ")
-        for k, f in each:
-            out.append(f"    {kind[k]} *restrict acc{k} = ws{k} + unit * {width[k]};")
-            out.append(f"    for (int64_t c = 0; c < {width[k]}; ++c) acc{k}[c] = {identity(f.attr[0], f.dtype)};")
-        out += ["    for (int64_t at = low; at < high; ++at) {", *self._decode("at", reduced, "      "), *row, "    }", "  }"]
-        out += ["  #pragma omp for schedule(static)", "  for (int64_t unit = 0; unit < rows; ++unit) {"]
+        for k, f in self.each:
+            at = "(chunks > 1 ? unit : omp_get_thread_num())"
+            out.append(f"    {self._type(f)} *restrict acc{k} = ws{k} + {at} * {self._room(f)};")
+            start = identity(f.attr[0], f.dtype)
+            out.append(f"    for (int64_t c = 0; c < {self._room(f)}; ++c) acc{k}[c] = {start};")
+        out.append(f"    for (int64_t first = low; first < high; first += {BLOCK}) {{")
+        out.append(f"    const int64_t last = first + {BLOCK} < high ? first + {BLOCK} : high;")
+        out += ["    for (int64_t at = first; at < last; ++at) {", *self._decode("at", reduced, "      "), *row, "    }"]
+        out += [line for k, f in self.each if self._compensated(f) for line in self._collect(k, f)]
+        out += ["    }", *(self._settle(k, f) for k, f in self.each if self._compensated(f))]
+        out += ["    if (chunks == 1) {", *result, "    }", "  }"]
+        out += ["  #pragma omp for schedule(static)", "  for (int64_t unit = 0; unit < (chunks > 1 ? rows : 0); ++unit) {"]
         out += self._decode("unit", kept, "    ")
-        for k, f in each:
-            out.append(f"    {kind[k]} *restrict acc{k} = ws{k} + unit * chunks * {width[k]};")
-            out.append(f"    for (int64_t n = 1; n < chunks; ++n) {{ const {kind[k]} *restrict x = acc{k} + n * {width[k]};")
+        for k, f in self.each:
+            kind = self._type(f)
+            out.append(f"    {kind} *restrict acc{k} = ws{k} + unit * chunks * {self._room(f)};")
+            out.append(f"    for (int64_t n = 1; n < chunks; ++n) {{ const {kind} *restrict x = acc{k} + n * {self._room(f)};")
             p.depth = 3
             mark = len(p.lines)
             self._add(f"acc{k}[c]", "x[c]", f.attr[0])
             (line,), p.lines = p.lines[mark:], p.lines[:mark]
-            out.append(f"    for (int64_t c = 0; c < {width[k]}; ++c) {line.strip()} }}")
-        out += [*result, "  }", *free, "  }", *(f"  free(ws{k});" for k, _ in each)]
+            out.append(f"    for (int64_t c = 0; c < {self._width(f)}; ++c) {line.strip()} }}")
+        out += [*result, "  }", *free, "  }", *(f"  free(ws{k});" for k, _ in self.each)]
         return out
+
+    # ---- sums of many rows, accurate whatever the knobs: blocks of rows are added with what each addition loses
+
+    @property
+    def each(self) -> list[tuple[int, Expr]]:
+        """The folds, numbered."""
+        return list(enumerate(self.folds))
+
+    def _type(self, f: Expr) -> str:
+        return COMPUTE[f.dtype]
+
+    def _width(self, f: Expr) -> int:
+        return prod(self._extent(a) for a in self._mine(f))
+
+    def _compensated(self, f: Expr) -> bool:
+        return f.attr[0] == "sum" and f.dtype in FLOATS
+
+    def _room(self, f: Expr) -> int:
+        """Elements of a chunk: a block's sums, the chunk's, and what these have lost."""
+        return self._width(f) * (3 if self._compensated(f) else 1)
+
+    def _collect(self, k: int, f: Expr) -> list[str]:
+        """Kahan's summation of a block's sums into the chunk's; past infinity nothing is lost."""
+        n, kind = self._width(f), self._type(f)
+        return [
+            f"    for (int64_t c = 0; c < {n}; ++c) {{",
+            f"      const {kind} y = acc{k}[c] - acc{k}[c + {2 * n}], t = acc{k}[c + {n}] + y, e = (t - acc{k}[c + {n}]) - y;",
+            f"      acc{k}[c + {2 * n}] = e * 0 == 0 ? e : 0; acc{k}[c + {n}] = t; acc{k}[c] = 0;",
+            "    }",
+        ]
+
+    def _settle(self, k: int, f: Expr) -> str:
+        n = self._width(f)
+        return f"    for (int64_t c = 0; c < {n}; ++c) acc{k}[c] = acc{k}[c + {n}];"

@@ -52,7 +52,7 @@ class Pointwise:
             threads = 32 * int(k["num_warps"])
             if tile > MAX_TILE or tile > threads * 64:
                 return "too many elements a thread"
-            return "more threads than elements" if tile < threads else None
+            return "more threads than elements" if tile < threads and threads > 32 else None
 
         return Space(self.name, self.version, knobs, check)
 

@@ -31,7 +31,8 @@ class Reducer:
         total_ = self.over("sum", b("exp", b("sub", e, m)), over)
         if log:
             return b("sub", shifted, b("log", total_))
-        return b("mul", b("exp", shifted), b("div", b.const(1, here.dtype), total_))
+        e = b("exp", shifted)
+        return b.make("by_mode", (b("div", e, total_), b("mul", e, b("div", b.const(1, here.dtype), total_))), None, here.dtype)
 
     def over(self, kind: str, e: Expr, over: frozenset[str]) -> Expr:
         """A reduction; along axes that the argument does not vary with, a sum multiplies and an extreme is itself.
@@ -70,6 +71,8 @@ class Reducer:
         norm: a mean that is subtracted from what it is the mean of, beside a variance. Raises UnsupportedOp.
         """
         b, name, over, n = self.b, v.name, frozenset(axes), self.count(axes)
+        if out == "bool" and name in ("sum", "prod"):  # of bools, as eager: any and all
+            name = "any" if name == "sum" else "all"
         if name in ("sum", "mean", "prod"):
             e = b.cast(e, out)
             if name == "prod":

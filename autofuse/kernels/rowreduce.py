@@ -109,7 +109,7 @@ class RowReduce:
                 return "over 64 passes"
             if tile > MAX_TILE:
                 return "the tile has too many elements"
-            if tile < threads // 2:
+            if tile < threads // 2 and threads > 32:
                 return "more threads than elements"
             if tile > threads * 128:
                 return "over 128 elements a thread"

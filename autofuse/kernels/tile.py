@@ -65,7 +65,7 @@ def default_math(task: Task) -> str:
     wide = [s.value for s in task.low.stores if task.chain.values[task.chain.outputs[s.access.operand]].dtype in FLOATS]
     reads = any(v.dtype in FLOATS and len(v.shape) > 1 for v in task.chain.inputs)
     shows = any(e.op in INEXACT for e in walk(wide))
-    return "exact" if wide and (reads or shows) else "fast"
+    return "exact" if wide and (reads or shows or task.low.folds) else "fast"
 
 
 def legal_stores(low: Lowered, mode: str) -> list[tuple[Store, Expr]]:

@@ -11,7 +11,7 @@ from typing import Any
 from .. import capture, dispatch, settings
 from ..device import describe, environment, parse_device
 from ..errors import InputError, TraceError
-from ..fusion import check
+from ..fusion import Plan, check
 from ..kernels.mathmode import MODES
 from ..result import ProgressCallback, Tuned, TuneResult
 from ..store.records import ChainRecord, ConfigRecord
@@ -142,6 +142,7 @@ def _drive(run: Run, worker: Worker) -> tuple[Tuned, bool]:
     )  # fmt: skip
     state, winner, interrupted = "failed", None, False
     incumbent = _incumbent(run, record.uid, env.uid)
+    older = incumbent is not None  # what a pinned mode that has no kernel must not take the place of
     if incumbent is not None and any(s.knobs.get(n, v) != v for s in incumbent[0].schedules for n, v in run.pins.items()):
         incumbent = None
     run.reason = "interrupted"
@@ -162,7 +163,7 @@ def _drive(run: Run, worker: Worker) -> tuple[Tuned, bool]:
         worker.close()
         winner = min(run.configs.values(), key=lambda c: c[1], default=None)
     finally:
-        if winner is not None:
+        if winner is not None and not (run.pins and older and Plan.parse(winner[0].plan).is_eager):
             run.store.set_best(run.run_id, run.workload, winner[0], winner[1], not interrupted)
         run.store.finish_run(
             run.run_id,
