@@ -71,10 +71,10 @@ def catalogue(*cols: int) -> list[Any]:
 # ---- C: the catalogue
 
 
-@pytest.mark.parametrize("dtype", floats(), ids=str)
 @pytest.mark.parametrize(("name", "cols"), catalogue(33, 256))
-def test_catalogue(name: str, cols: int, dtype: torch.dtype) -> None:
-    assert run(CHAINS[name].fn, args_of(CHAINS[name], 7, cols, dtype)).message == ""
+def test_catalogue(name: str, cols: int) -> None:
+    for dtype in floats(("float32", "bfloat16") if cols == 33 else ("float16",)):
+        assert run(CHAINS[name].fn, args_of(CHAINS[name], 7, cols, dtype)).message == "", dtype
 
 
 @pytest.mark.parametrize(("name", "cols"), catalogue(33, 128))
@@ -91,12 +91,9 @@ def test_catalogue_of_no_rows(name: str) -> None:
 
 
 C_KNOBS: dict[str, Knobs] = {
-    "keep_none": {"keep": "none", "threads": 1},
-    "keep_costly": {"keep": "costly", "threads": 2, "vector": 512},
-    "keep_all": {"keep": "all", "threads": 2, "row_block": 1},
-    "chunks": {"chunk_cols": 16, "block": 64, "row_block": 64, "threads": 2},
-    "fast": {"math": "fast", "vector": 512, "row_block": 16},
-    "exact": {"math": "exact", "block": 4096},
+    "exact": {"math": "exact", "keep": "none", "threads": 1, "block": 4096, "chunks": 1},
+    "fast": {"math": "fast", "keep": "all", "threads": 2, "vector": 512, "row_block": 1, "block": 64, "chunks": 4},
+    "chunks": {"keep": "costly", "chunk_cols": 16, "row_block": 64, "threads": 2, "chunks": 2},
 }
 
 
@@ -304,6 +301,7 @@ FORMS: dict[str, Knobs] = {
     "split_online": {"form": "split", "pieces": 4, "block_cols": 8, "online": 1, "num_warps": 1, "in0": "reuse", "overlap": 1},
     "looped_rows": {"form": "looped", "block_cols": 32, "online": 1, "rows_per_program": 4, "num_warps": 1, "num_stages": 2},
 }
+FEW_FORMS = {k: FORMS[k] for k in ("whole_rows", "unrolled_storage", "looped_online", "split_online")}
 TILES: dict[str, Knobs] = {
     "flat": {"form": "flat", "block": 64, "overlap": 1},
     "tile": {"form": "tile", "rows_per_program": 1, "block_cols": 16},
@@ -375,8 +373,8 @@ def test_pointwise_views(form: str) -> None:
 @pytest.mark.interpret
 @pytest.mark.parametrize(("name", "cols"), catalogue(40, 128))
 def test_catalogue_triton(name: str, cols: int) -> None:
-    for dtype in floats(("float32", "bfloat16")):
-        assert run(CHAINS[name].fn, args_of(CHAINS[name], 3, cols, dtype), "cuda").message == ""
+    dtype = torch.float32 if cols == 40 else torch.bfloat16
+    assert run(CHAINS[name].fn, args_of(CHAINS[name], 3, cols, dtype), "cuda").message == ""
 
 
 @pytest.mark.interpret

@@ -24,7 +24,7 @@ from autofuse.program import Layouts, Program
 from autofuse.settings import read
 from autofuse.trace import sizes_of, trace
 from tests.kernel_cases import LAYOUTS, LIMITS, NAN, data, run
-from tests.test_kernels import FORMS, TILES
+from tests.test_kernels import FEW_FORMS, TILES
 
 SEED, OFFSET = torch.tensor(-123456789012345), torch.tensor(7)
 N = 1 << 20
@@ -226,13 +226,13 @@ def test_layouts_c(name: str, layout: str) -> None:
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("form", [*FORMS, *TILES])
+@pytest.mark.parametrize("form", [*FEW_FORMS, *TILES])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_triton(name: str, form: str) -> None:
-    if (form in FORMS) != (name == "reduced"):
+    if (form in FEW_FORMS) != (name == "reduced"):
         pytest.skip("a form of the other kernel kind")
     for x in (data(7, 33), data(3, 5, 40, dtype=torch.bfloat16), LAYOUTS["transposed"](data(6, 40))):
-        check_kernels(FUNCTIONS[name], x, "cuda", {} if form == "flat" else {**FORMS, **TILES}[form])
+        check_kernels(FUNCTIONS[name], x, "cuda", {} if form == "flat" else {**FEW_FORMS, **TILES}[form])
 
 
 @pytest.mark.parametrize("target", TARGETS)

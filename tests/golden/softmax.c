@@ -28,11 +28,10 @@ void kernel(void **in, void **out, const int64_t *a, int64_t threads) {
         s4 += v8;
         buf0[c5] = v8;
       }
-      const float v9 = 1.0f / s4;
       #pragma omp simd
-      for (int64_t c10 = 0; c10 < 100; ++c10) {
-        const float v11 = buf0[c10] * v9;
-        out0[g0 * r1_0 + c10] = v11;
+      for (int64_t c9 = 0; c9 < 100; ++c9) {
+        const float v10 = buf0[c9] / s4;
+        out0[g0 * r1_0 + c9] = v10;
       }
   }
   free(buf0);

@@ -4,7 +4,7 @@ def kernel(in0, out0, rows, r0_0, r1_0):
     row = pid
     g0 = row
     b5 = g0.to(tl.int64) * r0_0
-    b20 = g0.to(tl.int64) * r1_0
+    b19 = g0.to(tl.int64) * r1_0
     acc1m = tl.full((1024,), -3.4028234663852886e38, tl.float32)
     acc1 = tl.zeros((1024,), tl.float32)
     for i2 in range(0, 4000, 1024):
@@ -18,12 +18,11 @@ def kernel(in0, out0, rows, r0_0, r1_0):
     s9 = tl.max(acc1m, axis=0)
     s10 = tl.sum((acc1 * af_exp(acc1m - s9)), axis=0)
     s11 = tl.where(s9 == float("inf"), float("nan"), s10)
-    v12 = tl.div_rn(tl.full((), 1.0, tl.float32), s11)
-    for i13 in range(0, 4000, 1024):
-        c14 = i13 + tl.arange(0, 1024)
-        m15 = c14 < 4000
-        x16 = tl.load(in0 + b5 + c14, mask=m15, other=0)
-        v17 = x16 - s9
-        v18 = af_exp(v17)
-        v19 = v18 * v12
-        tl.store(out0 + b20 + c14, v19, mask=m15)
+    for i12 in range(0, 4000, 1024):
+        c13 = i12 + tl.arange(0, 1024)
+        m14 = c13 < 4000
+        x15 = tl.load(in0 + b5 + c13, mask=m14, other=0)
+        v16 = x15 - s9
+        v17 = af_exp(v16)
+        v18 = tl.div_rn(v17, s11)
+        tl.store(out0 + b19 + c13, v18, mask=m14)
