@@ -189,3 +189,11 @@ def test_a_study_skips_what_was_measured() -> None:
     assert other.best_us == 5.0 and other.trials == 5
     fresh = other.ask()
     assert fresh is not None and fresh.source_hash not in {other.hash_of(k) for k in study.top(5)}
+
+
+def test_a_case_that_is_no_call(tmp_path: Path) -> None:
+    def act(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return x + b
+
+    with pytest.raises(InputError, match=r"act: missing a required argument: 'b'; a case is a tuple of all its arguments"):
+        autofuse.tune(act, [(torch.randn(4, 8),)], store=str(tmp_path / "store.db"))

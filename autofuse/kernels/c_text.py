@@ -99,7 +99,7 @@ AF uint8_t af_to_e5m2(float x) {
 
 /* exp(x) = 2^n exp(r), |r| <= ln2 / 2; polynomial of Cephes expf (Moshier). 2^n in two steps, for denormal results */
 AF float af_exp(float x) {
-  float c = x < -104.0f ? -104.0f : x;
+  float c = x < -104.0f ? 0.0f : x; /* a result that underflows takes a hundred cycles: the 0 is chosen, not computed */
   c = c > 89.0f ? 89.0f : c;
   float n = AF_FMA(c, 1.44269504f, 12582912.0f) - 12582912.0f;
   float r = AF_FMA(n, 2.12194440e-4f, AF_FMA(n, -0.693359375f, c));
@@ -111,7 +111,8 @@ AF float af_exp(float x) {
   p = AF_FMA(p, r, 5.0000001201e-1f);
   float y = AF_FMA(p * r, r, r) + 1.0f;
   int32_t k = (int32_t)n, h = k >> 1;
-  return (y * af_float((uint32_t)(h + 127) << 23)) * af_float((uint32_t)(k - h + 127) << 23);
+  y = (y * af_float((uint32_t)(h + 127) << 23)) * af_float((uint32_t)(k - h + 127) << 23);
+  return x < -104.0f ? 0.0f : y;
 }
 /* a shorter polynomial (relative error 4e-6) and one scaling: results below 2^-126 are 0 */
 AF float af_exp_fast(float x) {

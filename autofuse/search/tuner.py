@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -112,6 +114,11 @@ def _run_of(
 ) -> Run:  # fmt: skip
     """The run of one case, its function traced and its inputs in hand."""
     args = flatten_call(fn, tuple(case) if isinstance(case, (tuple, list)) else (case,), {})
+    with contextlib.suppress(ValueError):  # a callable without a signature
+        try:
+            inspect.signature(fn).bind(*args)
+        except TypeError as e:
+            raise InputError(f"{title}: {e}; a case is a tuple of all its arguments") from e
     traced = trace(fn, args)
     fusion = check(traced.chain, traced.lines, title)
     constants = [b.tensor for b in traced.bindings if b.position is None and b.tensor is not None]
