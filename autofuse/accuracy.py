@@ -195,6 +195,11 @@ class Expected:
         return Verdict(ok, error, self.eager_error, "" if ok else message)
 
 
+def strides_of(t: torch.Tensor) -> list[int]:
+    """The strides that matter: of dimensions of more than one element, and none of an empty tensor."""
+    return [s for n, s in zip(t.shape, t.stride(), strict=True) if n != 1] if t.numel() else []
+
+
 def _unravel(at: int, shape: Sequence[int]) -> list[int]:
     place: list[int] = []
     for n in reversed(shape):

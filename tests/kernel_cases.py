@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 
 from autofuse import ops
-from autofuse.accuracy import Expected
+from autofuse.accuracy import Expected, expect
 from autofuse.chain import Chain
 from autofuse.fusion import EAGER, Plan, check
 from autofuse.kernels.base import Limits, Space
@@ -107,6 +107,20 @@ def _as_eager(
         if y.shape != t.shape or y.dtype != t.dtype or (t.numel() and y.stride() != t.stride()):
             return f"output {k} is {y.dtype}{list(y.shape)} by {y.stride()}, not {t.dtype}{list(t.shape)} by {t.stride()}"
     return ""
+
+
+def right(fn: Callable[..., Any], args: tuple[Any, ...], got: Any) -> None:
+    """`got` is what eager gives: nesting, shapes, dtypes and strides; values by the accuracy rule."""
+    traced = trace(fn, args)
+    leaves = torch.utils._pytree.tree_leaves(got)
+    eager = torch.utils._pytree.tree_leaves(fn(*args))
+    inputs: list[Any] = [args[b.position] if b.position is not None else b.tensor for b in traced.bindings]
+    sizes = sizes_of(traced, args)
+    assert sizes is not None and len(leaves) == len(eager)
+    for expected, y, e in zip(expect(traced.chain, inputs, sizes), leaves, eager, strict=True):
+        assert (y.shape, y.dtype, y.stride()) == (e.shape, e.dtype, e.stride())
+        verdict = expected.verdict(y)
+        assert verdict.ok, verdict.message
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,10 @@ import torch
 import torch.nn.functional as F
 
 import autofuse
-from autofuse import dispatch, lookup
-from autofuse.accuracy import expect
+from autofuse import dispatch
 from autofuse.errors import InputError, MissError, TraceError, UnsupportedOp
 from autofuse.kernels import build
-from autofuse.trace import sizes_of, trace
+from tests.kernel_cases import right
 
 
 def add_norm_act(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -39,28 +38,7 @@ def make(rows: int = 6, cols: int = 96, dtype: torch.dtype = torch.float32, seed
     return torch.randn(rows, cols).to(dtype), torch.randn(rows, cols).to(dtype), torch.randn(cols).to(dtype)
 
 
-def right(fn: Callable[..., Any], args: tuple[Any, ...], got: Any) -> None:
-    """`got` is what eager gives: nesting, shapes, dtypes and strides; values by the accuracy rule."""
-    traced = trace(fn, args)
-    leaves = torch.utils._pytree.tree_leaves(got)
-    eager = torch.utils._pytree.tree_leaves(fn(*args))
-    inputs: list[Any] = [args[b.position] if b.position is not None else b.tensor for b in traced.bindings]
-    sizes = sizes_of(traced, args)
-    assert sizes is not None and len(leaves) == len(eager)
-    for expected, y, e in zip(expect(traced.chain, inputs, sizes), leaves, eager, strict=True):
-        assert (y.shape, y.dtype, y.stride()) == (e.shape, e.dtype, e.stride())
-        verdict = expected.verdict(y)
-        assert verdict.ok, verdict.message
-
-
-@pytest.fixture(autouse=True)
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each test has a store of its own, that does not exist yet, and may warn again."""
-    monkeypatch.setenv("AUTOFUSE_STORE", str(tmp_path / "store.db"))
-    monkeypatch.setattr(lookup, "_warned", set())
-    dispatch.reload()
-    yield
-    dispatch.reload()
+pytestmark = pytest.mark.usefixtures("own_store")
 
 
 # ---- tiers

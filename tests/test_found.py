@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,14 @@ import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 
 import autofuse
-from autofuse import dispatch, lookup
+from autofuse import dispatch
 from autofuse.errors import InputError, TraceError, UnsupportedOp
 
 fuse = autofuse.fuse
 X = torch.randn(8, 64)
 
 
-@pytest.fixture(autouse=True)
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A store of its own, warnings that may come again, and no kernel that fails its check."""
-    monkeypatch.setenv("AUTOFUSE_STORE", str(tmp_path / "store.db"))
-    monkeypatch.setattr(lookup, "_warned", set())
-    dispatch.reload()
-    yield
-    dispatch.reload()
+pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def same(got: Any, want: Any) -> None:

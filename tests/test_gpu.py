@@ -5,48 +5,28 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import autofuse
-from autofuse import dispatch, lookup
-from autofuse.accuracy import expect
 from autofuse.kernels.mathmode import MODES
-from autofuse.trace import sizes_of, trace
 from examples.entries import CATALOGUE, Entry
 from tests import test_columns as columns
-from tests.kernel_cases import Knobs, data, run
+from tests.kernel_cases import Knobs, data, right, run
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda:0"
 
 
 @pytest.fixture(autouse=True)
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A store of its own; a wrong kernel is an error, not a warning."""
-    monkeypatch.setenv("AUTOFUSE_STORE", str(tmp_path / "store.db"))
-    monkeypatch.setattr(lookup, "_warned", set())
-    dispatch.reload()
+def fresh(own_store: None) -> Iterator[None]:
+    """A wrong kernel is an error, not a warning."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*runs its eager function")
         yield
     torch.cuda.empty_cache()
-
-
-def right(fn: Any, args: tuple[Any, ...], got: Any) -> None:
-    """What eager gives, by the accuracy rule."""
-    traced = trace(fn, args)
-    sizes = sizes_of(traced, args)
-    assert sizes is not None
-    leaves, eager = (torch.utils._pytree.tree_leaves(v) for v in (got, fn(*args)))
-    inputs: list[Any] = [args[b.position] if b.position is not None else b.tensor for b in traced.bindings]
-    for expected, y, e in zip(expect(traced.chain, inputs, sizes), leaves, eager, strict=True):
-        assert (y.shape, y.dtype, y.stride()) == (e.shape, e.dtype, e.stride())
-        verdict = expected.verdict(y)
-        assert verdict.ok, verdict.message
 
 
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda e: e.name)

@@ -206,6 +206,13 @@ class CPrinter(Printer):
             text = f"({STORAGE[storage]})({text})"
         self.line(f"out{store.access.operand}[{self.offset(a)}] = {text};")
 
+    def accumulate(self, acc: str, kind: str, x: str) -> None:
+        """Print what joins a value to an accumulator."""
+        if kind in ("sum", "prod"):
+            self.line(f"{acc} {'+' if kind == 'sum' else '*'}= {x};")
+        else:
+            self.line(f"{acc} = {x} {'>' if kind == 'max' else '<'} {acc} ? {x} : {acc};")
+
     # ---- expressions
 
     def literal(self, e: Expr) -> str:

@@ -11,7 +11,7 @@ from functools import partial
 from math import prod
 
 from .base import Knobs, Launch, Source, Task
-from .expr import FLOATS, Expr, walk
+from .expr import FLOATS, Expr, children, walk
 from .layout import Addressing
 from .lower import Lowered
 from .roles import Store
@@ -69,21 +69,15 @@ class Columns:
 
     # ---- tiles
 
-    def _extent(self, axis: str) -> int:
-        n = self.low.extents[axis]
-        assert isinstance(n, int)
-        return n
-
     def _printer(self, rows: int, block: int) -> TritonPrinter:
         """`block`: columns of a tile, 0 for all of them."""
         blocks: dict[str, int] = {}
         for s in self.low.spaces:
-            pads = {a: next_power(self._extent(a)) for a in s}
+            pads = {a: next_power(self.low.extent(a)) for a in s}
             if block:
                 pads[s[0]] = max(1, min(pads[s[0]], block // prod(pads[a] for a in s[1:])))
             blocks |= pads
         p = TritonPrinter(self.low, Addressing(self.low, self.task.layout), rows, blocks, self.math)
-        p.hoisted = []
         if self.knobs.get("overlap"):
             p.use("af_overlap")
         return p
@@ -93,7 +87,7 @@ class Columns:
         if len(self.low.spaces) != 1:
             return 1
         a = self.low.spaces[0][0]
-        return -(-self._extent(a) // p.blocks[a])
+        return -(-self.low.extent(a) // p.blocks[a])
 
     def _columns(self, p: TritonPrinter) -> None:
         many = self._pieces(p) > 1
@@ -101,14 +95,14 @@ class Columns:
             if many:
                 p.line(f"start = tl.program_id(1) * {p.blocks[s[0]]}")
             for k, a in enumerate(s):
-                p.set_column(a, "start" if many and k == 0 else "0", self._extent(a) % p.blocks[a] == 0)
+                p.set_column(a, "start" if many and k == 0 else "0", self.low.extent(a) % p.blocks[a] == 0)
 
     def _mine(self, p: TritonPrinter, e: Expr) -> list[str]:
         """The column axes that a value varies with, outermost first."""
         return [a for a in p.space(e) or () if a in e.axes]
 
     def _width(self, f: Expr) -> int:
-        return prod(self._extent(a) for s in self.low.spaces for a in s if a in f.axes)
+        return prod(self.low.extent(a) for s in self.low.spaces for a in s if a in f.axes)
 
     def _shape(self, p: TritonPrinter, e: Expr, first: Sequence[int]) -> str:
         space = p.space(e) or ()
@@ -122,21 +116,8 @@ class Columns:
         terms: list[str] = []
         for a in reversed(mine):
             terms.insert(0, p.column[a] if step == 1 else f"{p.column[a]} * {step}")
-            step *= self._extent(a)
+            step *= self.low.extent(a)
         return " + ".join(terms), " & ".join(f"({p.mask[a]})" for a in mine if a in p.mask)
-
-    def _update(self, p: TritonPrinter, acc: str, f: Expr, text: str) -> None:
-        kind = f.attr[0]
-        if kind in ("sum", "prod"):
-            p.line(f"{acc} {'+' if kind == 'sum' else '*'}= {text}")
-        else:
-            p.line(f"{acc} = tl.{kind}imum({acc}, {text})")
-
-    def _joined(self, p: TritonPrinter, text: str, f: Expr, keep: bool) -> str:
-        told = ", keep_dims=True" if keep else ""
-        if f.attr[0] == "prod":
-            return f"tl.reduce({text}, 0, {p.use('af_mul')}{told})"
-        return f"tl.{f.attr[0]}({text}, axis=0{told})"
 
     # ---- the launches
 
@@ -155,14 +136,12 @@ class Columns:
         bodies = [f.args[0] for f in self.folds]
         roots = [*bodies, *(v for _, v in self.whole)]
         if max((prod(p.blocks[a] for a in s) for s in self.low.spaces), default=1) <= STANDING * 32 * self.warps:
-            for e in walk(roots):
-                if self._stands(e):
-                    p.name(e)
+            self._name_standing(p, roots)
         accs = []
         for f in self.folds:
             acc = p.fresh("acc")
             shape = self._shape(p, f.args[0], [self.rows] if p.rowdim else [])
-            p.line(f"{acc} = tl.full({shape if shape != '()' else '()'}, {identity(f.attr[0], f.dtype)}, {TYPES[f.dtype]})")
+            p.line(f"{acc} = tl.full({shape}, {identity(f.attr[0], f.dtype)}, {TYPES[f.dtype]})")
             if self._compensated(f):
                 p.line(f"{acc}c = tl.zeros_like({acc})")
             accs.append(acc)
@@ -183,7 +162,7 @@ class Columns:
             p.lines[inner:inner] = [p.indent * 2 + text for g, text in p.hoisted if g in reduced]
         for f, leaf, acc in zip(self.folds, self.leaves, accs, strict=True):
             tile = p.space(f) is not None
-            name = p.assign(self._joined(p, acc, f, tile), "t", "s") if p.rowdim else acc
+            name = p.assign(p.along_axis(acc, f.attr[0], 0, ", keep_dims=True" if tile else ""), "t", "s") if p.rowdim else acc
             p.kind[name] = "t" if tile else "s"
             p.define(leaf, name)
         if self.chunks == 1:
@@ -199,9 +178,14 @@ class Columns:
         grid = ("units", self.chunks, self._pieces(p))
         return function(p, "fold", grid, self.warps, 1, range(len(self.folds)))
 
-    def _stands(self, e: Expr) -> bool:
-        """Whether a value is the same for all rows, so that it is loaded once a program."""
-        return e.op != "const" and not e.axes & self.low.reduced and all(c.op != "reduce" for c in walk([e]))
+    def _name_standing(self, p: TritonPrinter, roots: Sequence[Expr]) -> None:
+        """Print what is the same for all rows, so that it is loaded once a program."""
+        stands: set[int] = set()
+        for e in walk(roots):
+            if e.op != "reduce" and not e.axes & self.low.reduced and all(c.number in stands for c in children(e)):
+                stands.add(e.number)
+                if e.op != "const":
+                    p.name(e)
 
     def _compensated(self, f: Expr) -> bool:
         """Whether a sum keeps what each addition loses: a chunk may be of any number of rows."""
@@ -209,7 +193,7 @@ class Columns:
 
     def _add(self, p: TritonPrinter, acc: str, f: Expr) -> None:
         if not self._compensated(f):
-            self._update(p, acc, f, self._within(p, f))
+            p.accumulate(acc, f.attr[0], self._within(p, f))
             return
         y, t, e = p.fresh("y"), p.fresh("t"), p.fresh("e")  # Kahan's summation; past infinity nothing is lost
         p.line(f"{y} = {self._within(p, f)} - {acc}c")
@@ -229,7 +213,7 @@ class Columns:
         return f"tl.where({ok}, {text}, {identity(f.attr[0], f.dtype)})"
 
     def _join(self) -> tuple[str, Launch]:
-        widest = max((prod(next_power(self._extent(a)) for a in s) for s in self.low.spaces), default=1)
+        widest = max((prod(next_power(self.low.extent(a)) for a in s) for s in self.low.spaces), default=1)
         block = widest if len(self.low.spaces) > 1 else min(widest, 128)
         p = self._printer(1, block)
         p.along, p.along_axes = (), set()
@@ -254,8 +238,8 @@ class Columns:
             masks += [f"({mask}){lift}"] if mask else []
             told = f", mask={' & '.join(masks)}, other={identity(f.attr[0], f.dtype)}" if masks else ""
             with p.scope():
-                self._update(p, acc, f, f"tl.load({pointer}{told})")
-            name = p.assign(self._joined(p, acc, f, False), "t" if rank else "s", "s")
+                p.accumulate(acc, f.attr[0], f"tl.load({pointer}{told})")
+            name = p.assign(p.along_axis(acc, f.attr[0], 0), "t" if rank else "s", "s")
             p.define(self.leaves[k], name)
         for store, value in self.results:
             p.store(store, value)

@@ -72,8 +72,3 @@ class Printer(ABC):
         if len(found) > 1:
             raise Infeasible("a value over two unrelated column axes")
         return next(iter(found), None)
-
-    def extent(self, axis: str) -> int:
-        n = self.low.extents[axis]
-        assert isinstance(n, int)
-        return n

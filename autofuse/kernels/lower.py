@@ -81,6 +81,12 @@ class Lowered:
             )
         return out
 
+    def extent(self, axis: str) -> int:
+        """The extent of a static axis."""
+        n = self.extents[axis]
+        assert isinstance(n, int)
+        return n
+
     @property
     def extremes_of_rows(self) -> bool:
         """Whether there is a largest or smallest over rows, which no rows have not."""

@@ -15,7 +15,7 @@ from .c_text import COMPUTE, PRELUDE, STORAGE, CPrinter, identity
 from .expr import Expr, children, walk
 from .layout import Addressing
 from .roles import Store
-from .tile import default_math, legal_stores
+from .tile import default_math, legal_stores, widest
 
 COSTLY = {"exp", "exp2", "log", "log2", "sin", "cos", "erf", "div", "sqrt", "rsqrt", "fmod"}
 SUM_BLOCK = 2048  # columns summed in one go: partial sums keep fp32 accurate on long rows
@@ -24,7 +24,7 @@ SUM_BLOCK = 2048  # columns summed in one go: partial sums keep fp32 accurate on
 def cpu_space(kind: str, version: int, task: Task) -> Space:
     """The knobs of the C kernels, for both kinds."""
     threads = tuple(sorted({1, task.limits.threads} | {t for t in (2, 4, 8, 16, 32, 64) if t < task.limits.threads}))
-    cols = max((prod(int(task.low.extents[a]) for a in s) for s in task.low.spaces), default=1)
+    cols = widest(task)
     knobs = [
         Knob("threads", threads),
         Knob("row_block", (1, 4, 16, 64)),
@@ -155,7 +155,7 @@ class Nest:
         if not writes and not accs:
             return
         p, axis = self.p, space[depth]
-        n = self._extent(axis)
+        n = self.low.extent(axis)
         self._hoist([v for _, v in writes] + [r.args[0] for r, _ in accs], space[:depth])
         if depth < len(space) - 1:
             var = p.fresh("c")
@@ -249,16 +249,11 @@ class Nest:
     def _linear(self, space: tuple[str, ...]) -> str:
         text = ""
         for a in space:
-            text = self.p.column[a] if not text else f"({text}) * {self._extent(a)} + {self.p.column[a]}"
+            text = self.p.column[a] if not text else f"({text}) * {self.low.extent(a)} + {self.p.column[a]}"
         return text
 
     def _accumulate(self, acc: str, r: Expr) -> None:
-        p, kind = self.p, r.attr[0]
-        x = p.name(r.args[0])
-        if kind in ("sum", "prod"):
-            p.line(f"{acc} {'+' if kind == 'sum' else '*'}= {x};")
-        else:
-            p.line(f"{acc} = {x} {'>' if kind == 'max' else '<'} {acc} ? {x} : {acc};")
+        self.p.accumulate(acc, r.attr[0], self.p.name(r.args[0]))
 
     def _hoist(self, roots: Sequence[Expr], outer: Sequence[str]) -> None:
         """What does not vary inside a loop is printed before it."""
@@ -274,11 +269,6 @@ class Nest:
                 ready.add(e.number)
                 if e.op != "const":
                     p.name(e)
-
-    def _extent(self, axis: str) -> int:
-        n = self.low.extents[axis]
-        assert isinstance(n, int)
-        return n
 
     # ---- one row
 
@@ -347,7 +337,7 @@ class Nest:
             if (self.keep == "all" or cost) and e.dtype in ("float32", "float64"):
                 own = self.p.space(e)
                 assert own is not None
-                self.buffers[n] = (f"buf{len(self.buffers)}", e.dtype, prod(self._extent(a) for a in own))
+                self.buffers[n] = (f"buf{len(self.buffers)}", e.dtype, prod(self.low.extent(a) for a in own))
                 self._buffer_space[n] = own
 
     # ---- the function
@@ -381,7 +371,7 @@ class Nest:
         chunk = int(self.knobs.get("chunk_cols", 0))
         pieces = 1
         if chunk and low.spaces and len(low.spaces[0]) == 1:
-            n = self._extent(low.spaces[0][0])
+            n = self.low.extent(low.spaces[0][0])
             pieces = -(-n // chunk)
             self.chunk = ("lo", "hi")
         mark = len(p.lines)

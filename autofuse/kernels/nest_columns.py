@@ -44,20 +44,14 @@ class ColumnNest(Nest):
     def _place(self, f: Expr) -> str:
         text = ""
         for a in self._mine(f):
-            text = self.p.column[a] if not text else f"({text}) * {self._extent(a)} + {self.p.column[a]}"
+            text = self.p.column[a] if not text else f"({text}) * {self.low.extent(a)} + {self.p.column[a]}"
         return text or "0"
 
     def _write(self, store: Store, value: Expr) -> None:
         if not isinstance(store, Fold):
             super()._write(store, value)
             return
-        self._add(f"{store.buffer}[{self._place(store.value)}]", self.p.name(value), store.kind)
-
-    def _add(self, to: str, x: str, kind: str) -> None:
-        if kind in ("sum", "prod"):
-            self.p.line(f"{to} {'+' if kind == 'sum' else '*'}= {x};")
-        else:
-            self.p.line(f"{to} = {x} {'>' if kind == 'max' else '<'} {to} ? {x} : {to};")
+        self.p.accumulate(f"{store.buffer}[{self._place(store.value)}]", store.kind, self.p.name(value))
 
     def _at(self, columns: tuple[str, ...]) -> None:
         if self.joining:
@@ -121,7 +115,7 @@ class ColumnNest(Nest):
             out.append(f"    for (int64_t n = 1; n < chunks; ++n) {{ const {kind} *restrict x = acc{k} + n * {self._room(f)};")
             p.depth = 3
             mark = len(p.lines)
-            self._add(f"acc{k}[c]", "x[c]", f.attr[0])
+            p.accumulate(f"acc{k}[c]", f.attr[0], "x[c]")
             (line,), p.lines = p.lines[mark:], p.lines[:mark]
             out.append(f"    for (int64_t c = 0; c < {self._width(f)}; ++c) {line.strip()} }}")
         out += [*result, "  }", *free, "  }", *(f"  free(ws{k});" for k, _ in self.each)]
@@ -138,7 +132,7 @@ class ColumnNest(Nest):
         return COMPUTE[f.dtype]
 
     def _width(self, f: Expr) -> int:
-        return prod(self._extent(a) for a in self._mine(f))
+        return prod(self.low.extent(a) for a in self._mine(f))
 
     def _compensated(self, f: Expr) -> bool:
         return f.attr[0] == "sum" and f.dtype in FLOATS

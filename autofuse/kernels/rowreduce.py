@@ -8,7 +8,7 @@ from ..ops import ITEMSIZE
 from .base import Knob, Knobs, Source, Space, Task
 from .mathmode import MODES
 from .split import SplitRows
-from .tile import MAX_TILE, MAX_UNROLLED, Tiles, default_math, hints, next_power, overlap, unhinted
+from .tile import MAX_TILE, MAX_UNROLLED, Tiles, default_math, hints, next_power, overlap, unhinted, widest
 
 WHOLE_MAX = 2**16  # columns of a whole row in registers
 REGISTER_BYTES = 2**17  # of a row that is kept: half of what a processor's registers hold
@@ -20,14 +20,9 @@ def padded(task: Task) -> int:
     return max((prod(next_power(int(task.low.extents[a])) for a in s) for s in task.low.spaces), default=1)
 
 
-def _columns(task: Task) -> int:
-    """Columns of the widest space as they are."""
-    return max((prod(int(task.low.extents[a]) for a in s) for s in task.low.spaces), default=1)
-
-
 def _side_by_side(task: Task) -> int:
     """The width of blocks that lie side by side in place of a row filled up to a power of two; 0 where that gains little."""
-    real, cols = _columns(task), padded(task)
+    real, cols = widest(task), padded(task)
     if len(task.low.spaces) != 1 or real * 5 > cols * 4 or not 256 < real <= WHOLE_MAX:
         return 0
     # as few blocks as leave little of the last one empty
@@ -72,7 +67,7 @@ class RowReduce:
         cols = padded(task)
         few = task.rows < 4 * task.limits.sm_count  # then some processors would have nothing to do
         can_split = cols >= SPLIT_MIN and bool(task.low.reduces) and (few or cols > 2**15)
-        real, apart = _columns(task), _strided(task)
+        real, apart = widest(task), _strided(task)
         kinds = (
             ("whole", cols <= WHOLE_MAX),
             ("unrolled", 256 < cols <= WHOLE_MAX and (real * 9 <= cols * 8 or cols >= 2**14)),
@@ -131,7 +126,7 @@ class RowReduce:
                 "form": "looped", "rows_per_program": 32, "num_warps": 8, "block_cols": 128, "num_stages": 1, "online": 1, **common,
             }  # fmt: skip
         block = _side_by_side(task)
-        real = _columns(task)
+        real = widest(task)
         if real > 2**14 and _row_bytes(task) <= REGISTER_BYTES and len(task.low.spaces) == 1 and real <= WHOLE_MAX:
             # as it came, a row takes up to half of a processor's registers, and little beside it where few are widened at once
             return {

@@ -24,6 +24,11 @@ MAX_UNROLLED = 16  # blocks of columns side by side in one kernel: its text grow
 INEXACT = {"exp", "expm1", "log1p", "tanh", "sigmoid", "erf"}  # what the fast mode loses bits in
 
 
+def widest(task: Task) -> int:
+    """Columns of the widest space."""
+    return max((prod(task.low.extent(a) for a in s) for s in task.low.spaces), default=1)
+
+
 def is_hint(knob: str) -> bool:
     """Whether a knob is the eviction hint of an operand: in0, out1."""
     return re.fullmatch(r"(in|out)\d+", knob) is not None
@@ -46,7 +51,7 @@ def hints(task: Task, passes: bool) -> tuple[Knob, ...]:
 
 def overlap(task: Task) -> Knob:
     """Whether a short kernel starts while the one before it ends."""
-    small = task.rows * max((prod(int(task.low.extents[a]) for a in s) for s in task.low.spaces), default=1) <= SMALL
+    small = task.rows * widest(task) <= SMALL
     return Knob("overlap", (0, 1) if small and task.limits.overlaps else (0,))
 
 
@@ -144,12 +149,12 @@ class Tiles:
         self.looped = {s[0] for s in task.low.spaces} if form in ("looped", "unrolled", "split", "tile") else set()
         self.blocks: dict[str, int] = {}
         for s in task.low.spaces:
-            pads = {a: next_power(self._extent(a)) for a in s}
+            pads = {a: next_power(self.low.extent(a)) for a in s}
             if form != "whole":
                 inner = prod(pads[a] for a in s[1:])
                 pads[s[0]] = max(1, min(pads[s[0]], block // inner)) if form != "flat" else block
             self.blocks |= pads
-            if form == "unrolled" and -(-self._extent(s[0]) // pads[s[0]]) > MAX_UNROLLED:
+            if form == "unrolled" and -(-self.low.extent(s[0]) // pads[s[0]]) > MAX_UNROLLED:
                 raise Infeasible(f"over {MAX_UNROLLED} blocks side by side")
             if rows * prod(pads.values()) > MAX_TILE:
                 raise Infeasible(f"a tile of {rows * prod(pads.values())} elements")
@@ -167,16 +172,10 @@ class Tiles:
 
     def _printer(self) -> TritonPrinter:
         p = TritonPrinter(self.low, Addressing(self.low, self.task.layout), self.rows, self.blocks, self.math, self.form == "flat")
-        p.hoisted = []
         p.evict = {n: str(v) for n, v in self.knobs.items() if is_hint(n)}
         if self.knobs.get("overlap"):
             p.use("af_overlap")
         return p
-
-    def _extent(self, axis: str) -> int:
-        n = self.low.extents[axis]
-        assert isinstance(n, int)
-        return n
 
     def source(self) -> Source:
         p, low = self.p, self.low
@@ -190,8 +189,6 @@ class Tiles:
         elif self.form == "whole":
             self._columns("0")
             self._whole()
-        elif self.form == "unrolled":
-            self._loops()
         elif self.form == "tile":
             for s in low.spaces:
                 p.line(f"start = tl.program_id(1) * {p.blocks[s[0]]}")
@@ -235,7 +232,7 @@ class Tiles:
     def _columns(self, start: str) -> None:
         for s in self.low.spaces:
             for k, a in enumerate(s):
-                n = self._extent(a)
+                n = self.low.extent(a)
                 own = start if k == 0 else "0"
                 even = n % self.p.blocks[a] == 0 if (own != "0" or self.form == "looped") else n == self.p.blocks[a]
                 if self.form == "flat":
@@ -296,7 +293,7 @@ class Tiles:
         bodies = [online[r.number].f if r.number in online else r.args[0] for r in reduces]
         self._hoist([*bodies, *(v for _, v in writes)])
         axis = space[0]
-        n, block = self._extent(axis), p.blocks[axis]
+        n, block = self.low.extent(axis), p.blocks[axis]
         shape = ", ".join(str(x) for x in ([self.rows] if self.rows > 1 else []) + [p.blocks[a] for a in space])
         accumulators: dict[int, str] = {}
         for r in reduces:
@@ -314,7 +311,7 @@ class Tiles:
         p.line(f"for {start} in range({low}, {high}, {block}):")
         with p.scope():
             for k, a in enumerate(space):
-                p.set_column(a, start if k == 0 else "0", n % block == 0 if k == 0 else self._extent(a) == p.blocks[a])
+                p.set_column(a, start if k == 0 else "0", n % block == 0 if k == 0 else self.low.extent(a) == p.blocks[a])
             for r in reduces:
                 if r.number in tops:
                     continue
@@ -323,12 +320,7 @@ class Tiles:
                     self._online_step(acc, online[r.number], space)
                     continue
                 text = p.masked(r.args[0], kind, space)
-                if kind == "sum":
-                    p.line(f"{acc} += {text}")
-                elif kind == "prod":
-                    p.line(f"{acc} *= {text}")
-                else:
-                    p.line(f"{acc} = tl.{'maximum' if kind == 'max' else 'minimum'}({acc}, {text})")
+                p.accumulate(acc, kind, text)
             self._print_stores(writes)
         for r in reduces:
             if r.number in tops:
@@ -345,7 +337,7 @@ class Tiles:
         p = self.p
         self._hoist([*(r.args[0] for r in reduces), *(v for _, v in writes)])
         axis = space[0]
-        n, block = self._extent(axis), p.blocks[axis]
+        n, block = self.low.extent(axis), p.blocks[axis]
         blocks = self.side.setdefault(space, [Block() for _ in range(-(-n // block))])
         names = [p.fresh("acc") for _ in reduces]
         p.in_storage = self.knobs.get("keep") == "storage"
@@ -354,7 +346,7 @@ class Tiles:
             p.scopes.append({} if p.in_storage else one.names)
             if not one.column:
                 for d, a in enumerate(space):
-                    whole = (k + 1) * block <= n if d == 0 else self._extent(a) == p.blocks[a]
+                    whole = (k + 1) * block <= n if d == 0 else self.low.extent(a) == p.blocks[a]
                     p.set_column(a, str(k * block) if d == 0 else "0", whole)
                 one.column, one.mask = {a: p.column[a] for a in space}, {a: p.mask[a] for a in space if a in p.mask}
             for a in space:
@@ -363,11 +355,10 @@ class Tiles:
             p.mask |= one.mask
             for r, acc in zip(reduces, names, strict=True):
                 text, kind = p.masked(r.args[0], r.attr[0], space), r.attr[0]
-                if k and kind in ("sum", "prod"):
-                    text = f"{acc} {'+' if kind == 'sum' else '*'} {text}"
-                elif k:
-                    text = f"tl.{kind}imum({acc}, {text})"
-                p.line(f"{acc} = {text}")
+                if k:
+                    p.accumulate(acc, kind, text)
+                else:
+                    p.line(f"{acc} = {text}")
             self._print_stores(writes)
             p.scopes.pop()
             p.age()
@@ -379,7 +370,7 @@ class Tiles:
 
     def _range(self, space: tuple[str, ...]) -> tuple[str, str]:
         """The columns that a loop passes over."""
-        return "0", str(self._extent(space[0]))
+        return "0", str(self.low.extent(space[0]))
 
     def _online_step(self, acc: str, o: OnlineSoftmax, space: tuple[str, ...]) -> None:
         """One exp an element: of -|x - m|, which rescales the old sum where x is a new maximum and is x's own term
@@ -420,7 +411,7 @@ class Tiles:
             return ("flat", int(self.p.blocks[self.low.spaces[0][0]]))
         if self.form == "tile" and self.low.spaces:
             s = self.low.spaces[0]
-            return ("rows", self.rows, -(-self._extent(s[0]) // self.p.blocks[s[0]]))
+            return ("rows", self.rows, -(-self.low.extent(s[0]) // self.p.blocks[s[0]]))
         return ("rows", self.rows, 1)
 
 

@@ -138,6 +138,7 @@ class TritonPrinter(Printer):
         self.last_pass = True  # whether what is loaded now is loaded for the last time
         self.in_storage = False  # whether tiles that are loaded stay in registers as they came, and are widened at each use
         self.raw: dict[int, tuple[str, bool]] = {}
+        self.hoisted: list[tuple[int, str]] = []  # (group of rows, statement) to be put where the group stands
 
     # ---- shapes
 
@@ -170,7 +171,7 @@ class TritonPrinter(Printer):
         self.line("pid = tl.program_id(0)")
         if self.flat:
             # a product, so that the compiler knows that the columns' count divides it and keeps the mask in wide pieces
-            cols = prod(self.extent(a) for a in self.low.spaces[0])
+            cols = prod(self.low.extent(a) for a in self.low.spaces[0])
             self.line(f"numel = rows.to(tl.int64) * {cols}")
             self.line(f"first = pid.to(tl.int64) * {self.blocks[self.low.spaces[0][0]]}")
         elif self.addressing.kept:
@@ -206,7 +207,7 @@ class TritonPrinter(Printer):
         self.mask.pop(axis, None)
         if not bounded:
             ok = self.fresh("m")
-            self.line(f"{ok} = {name} < {self.extent(axis)}")
+            self.line(f"{ok} = {name} < {self.low.extent(axis)}")
             self.mask[axis] = ok
 
     # ---- addresses
@@ -240,8 +241,6 @@ class TritonPrinter(Printer):
             term = self.text(e, space)
             parts.append(" * ".join([term, *([str(factor)] if factor != 1 else []), *([arg] if arg else [])]))
         return " + ".join(parts)
-
-    hoisted: list[tuple[int, str]]
 
     def _along(self, a: Address, axes: frozenset[str]) -> bool:
         """Whether an access varies along the tile's row dimension."""
@@ -461,7 +460,7 @@ class TritonPrinter(Printer):
             return self.assign(f"first + {self.column[self.low.spaces[0][0]]}", "t")
         parts = self._row_parts(a, space)
         for axis, factor, arg in a.cols:
-            wide = bool(arg) or abs(factor) * (self.extent(axis) - 1) >= 2**31
+            wide = bool(arg) or abs(factor) * (self.low.extent(axis) - 1) >= 2**31
             term = f"{self.column[axis]}.to(tl.int64)" if wide else self.column[axis]
             parts.append(" * ".join([term, *([str(factor)] if factor != 1 else []), *([arg] if arg else [])]))
         parts += [self.text(value, space) for value, _, _ in a.gathers]
@@ -490,11 +489,21 @@ class TritonPrinter(Printer):
         for axis in reversed([a for a in space if a in axes]):
             at = self.rowdim + space.index(axis)
             keep = "" if whole else ", keep_dims=True"
-            if kind == "prod":
-                text = f"tl.reduce({text}, {at}, {self.use('af_mul')}{keep})"
-            else:
-                text = f"tl.{kind}({text}, axis={at}{keep})"
+            text = self.along_axis(text, kind, at, keep)
         return text
+
+    def along_axis(self, text: str, kind: str, axis: int, told: str = "") -> str:
+        """A tile reduced over one of its dimensions."""
+        if kind == "prod":
+            return f"tl.reduce({text}, {axis}, {self.use('af_mul')}{told})"
+        return f"tl.{kind}({text}, axis={axis}{told})"
+
+    def accumulate(self, acc: str, kind: str, text: str) -> None:
+        """Print what joins a tile to an accumulator."""
+        if kind in ("sum", "prod"):
+            self.line(f"{acc} {'+' if kind == 'sum' else '*'}= {text}")
+        else:
+            self.line(f"{acc} = tl.{kind}imum({acc}, {text})")
 
     def reduce(self, e: Expr) -> str:
         kind, axes = e.attr

@@ -12,7 +12,7 @@ from math import prod
 
 import torch
 
-from ..accuracy import Expected, Verdict, expect
+from ..accuracy import Expected, Verdict, expect, strides_of
 from ..chain import Chain
 from ..cost import numel
 from .recipes import Recipe, make
@@ -117,10 +117,6 @@ def _repeats(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool((equal | (a.isnan() & b.isnan())).all())
 
 
-def _strides(t: torch.Tensor) -> list[int]:
-    return [s for n, s in zip(t.shape, t.stride(), strict=True) if n != 1] if t.numel() else []
-
-
 class Checker:
     """Checks programs of one chain on some cases. The oracle's and eager's results are computed once, at first need."""
 
@@ -185,7 +181,7 @@ class Checker:
         max_error = eager_error = 0.0
         for n, (y, e) in enumerate(zip(first, expected, strict=True)):
             v = e.verdict(y)
-            if v.ok and _strides(y) != _strides(e.eager):
+            if v.ok and strides_of(y) != strides_of(e.eager):
                 v = Verdict(False, message=f"has strides {list(y.stride())}, eager's are {list(e.eager.stride())}")
             if v.ok and not _repeats(y, second[n]):
                 v = Verdict(False, message="two runs on the same inputs differ: a race, or memory that is not written")
