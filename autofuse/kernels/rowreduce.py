@@ -8,7 +8,7 @@ from ..ops import ITEMSIZE
 from .base import Knob, Knobs, Source, Space, Task
 from .mathmode import MODES
 from .split import SplitRows
-from .tile import MAX_TILE, MAX_UNROLLED, Tiles, default_math, hints, next_power, overlap, unhinted, widest
+from .tile import MAX_TILE, MAX_UNROLLED, Tiles, default_math, early_choices, hints, next_power, overlap, unhinted, widest
 
 WHOLE_MAX = 2**16  # columns of a whole row in registers
 REGISTER_BYTES = 2**17  # of a row that is kept: half of what a processor's registers hold
@@ -53,7 +53,7 @@ class RowReduce:
     """Whole rows in registers, columns in blocks with accumulators, or rows split among programs."""
 
     name = "rowreduce"
-    version = 2
+    version = 3
 
     def match(self, task: Task) -> bool:
         """Any segment with a reduction over columns alone, or with outputs of several widths."""
@@ -81,6 +81,7 @@ class RowReduce:
             Knob("rows_per_program", rows, (("form", ("whole", "unrolled", "looped")),)),
             Knob("num_warps", (1, 2, 4, 8, 16, 32)),
             Knob("keep", ("wide", "storage"), (("form", ("whole", "unrolled")),)),
+            Knob("early", early_choices(task), (("form", ("whole", "unrolled")),)),
             Knob("persistent", (0, 1, 2, 4) if task.low.rows else (0,), (("form", ("whole", "unrolled")),)),
             Knob("block_cols", (128, 256, 512, 1024, 2048, 4096, 8192, 16384), (("form", blocks),)),
             Knob("pieces", (2, 4, 8, 16, 32, 64, 128), (("form", ("split",)),)),
@@ -119,7 +120,7 @@ class RowReduce:
             from .nest import cpu_seed
 
             return cpu_seed(task)
-        cols = padded(task)
+        cols, early = padded(task), early_choices(task)[-1]
         common: dict[str, int | str] = {"math": default_math(task), **unhinted(task), "overlap": 0}
         if _strided(task) and task.low.rows and cols > 128:
             return {
@@ -131,12 +132,12 @@ class RowReduce:
             # as it came, a row takes up to half of a processor's registers, and little beside it where few are widened at once
             return {
                 "form": "unrolled", "rows_per_program": 1, "num_warps": 16 if real <= 2**15 else 32, "keep": "storage",
-                "persistent": 0, "block_cols": 4096 if real <= 2**15 else 8192, **common,
+                "early": early, "persistent": 0, "block_cols": 4096 if real <= 2**15 else 8192, **common,
             }  # fmt: skip
         if block and real <= 2**14:
             warps = max(1, min(16, block // 256, next_power(real) // 512))
             return {
-                "form": "unrolled", "rows_per_program": 1, "num_warps": warps, "keep": "wide", "persistent": 0,
+                "form": "unrolled", "rows_per_program": 1, "num_warps": warps, "keep": "wide", "early": early, "persistent": 0,
                 "block_cols": block, **common,
             }  # fmt: skip
         if cols <= 2**14:
@@ -147,7 +148,7 @@ class RowReduce:
             warps = min(16, max(1, next_power(cols * rows // (256 if few else 512)) if cols * rows > 512 else 1))
             return {
                 "form": "whole", "rows_per_program": rows, "num_warps": max(warps, 4 if cols >= 1024 else 1), "keep": "wide",
-                "persistent": 0, **common,
+                "early": early, "persistent": 0, **common,
             }  # fmt: skip
         return {
             "form": "looped",

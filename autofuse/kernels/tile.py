@@ -49,6 +49,14 @@ def hints(task: Task, passes: bool) -> tuple[Knob, ...]:
     return tuple(made)
 
 
+def early_choices(task: Task) -> tuple[int, ...]:
+    """What of the tiles that are needed only after a reduction may be loaded before it: 0 nothing, 1 what varies with
+    rows, 2 all."""
+    late = late_loads([s.value for s in task.low.stores], task.low)
+    rows = {bool(e.axes & set(task.low.rows)) for e in late}
+    return (0, *((1,) if True in rows else ()), *((2,) if False in rows else ()))
+
+
 def overlap(task: Task) -> Knob:
     """Whether a short kernel starts while the one before it ends."""
     small = task.rows * widest(task) <= SMALL
@@ -106,6 +114,20 @@ def levels(roots: Sequence[Expr], counts: Callable[[Expr], bool]) -> dict[int, i
     return made
 
 
+def tile_loads(roots: Sequence[Expr], low: Lowered) -> list[Expr]:
+    """The tiles that are loaded from places that nothing loaded decides."""
+    space = {a for s in low.spaces for a in s}
+    return [e for e in walk(roots) if e.op == "load" and e.axes & space and not children(e)]
+
+
+def late_loads(roots: Sequence[Expr], low: Lowered) -> list[Expr]:
+    """Those of them that are needed only after a reduction."""
+    level = levels(roots, lambda r: True)
+    first = [e for e in walk(roots) if e.op == "reduce" and level[e.number] == 1]
+    under = {c.number for c in walk(first)}
+    return [e for e in tile_loads(roots, low) if e.number not in under] if first else []
+
+
 def print_in_storage(p: TritonPrinter, actions: Sequence[tuple[Expr, Callable[[], None]]], inner: Callable[[Expr], bool]) -> None:
     """Print what needs each expression, pass by pass over tiles that stay in registers in their storage dtype.
 
@@ -135,6 +157,7 @@ class Block:
 
     column: dict[str, str] = field(default_factory=dict)
     mask: dict[str, str] = field(default_factory=dict)
+    start: dict[str, str] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     raw: dict[int, tuple[str, bool]] = field(default_factory=dict)
 
@@ -162,6 +185,7 @@ class Tiles:
             raise Infeasible("one row, several rows a program")
         self.rows = rows
         self.p = self._printer()
+        self.p.find_pairs([v for _, v in self.stores])
         self.level: dict[int, int] = {}
         self.side: dict[tuple[str, ...], list[Block]] = {}
         self.online = (
@@ -222,6 +246,8 @@ class Tiles:
         return self._wrap(("persistent", self.rows, programs))
 
     def _whole(self) -> None:
+        for e in self._early():
+            self.p.fetch_early(e)
         if self.knobs.get("keep") != "storage":
             self._print_stores(self.stores)
             return
@@ -240,8 +266,23 @@ class Tiles:
                 self.p.set_column(a, own, even)
 
     def _print_stores(self, stores: Sequence[tuple[Store, Expr]]) -> None:
-        for store, value in stores:
-            self.p.store(store, value)
+        left = list(stores)
+        while left:
+            store, value = left.pop(0)
+            other = next((w for w in left if self.p.pairs_with(store, w[0])), None)
+            if other is None:
+                self.p.store(store, value)
+            else:
+                left.remove(other)
+                self.p.store_pair(store, value, *other)
+
+    def _early(self) -> list[Expr]:
+        """Tiles to load before the first reduction although some are needed only after one (`early`: 1 those that vary
+        from row to row, 2 all): those that the reductions need come first."""
+        wanted, roots = int(self.knobs.get("early", 0)), [v for _, v in self.stores]
+        every = late_loads(roots, self.low)
+        late = [e for e in every if wanted == 2 or (wanted and e.axes & set(self.low.rows))]
+        return [*(e for e in tile_loads(roots, self.low) if e not in every), *late] if late else []
 
     # ---- loops
 
@@ -340,19 +381,26 @@ class Tiles:
         n, block = self.low.extent(axis), p.blocks[axis]
         blocks = self.side.setdefault(space, [Block() for _ in range(-(-n // block))])
         names = [p.fresh("acc") for _ in reduces]
+        early = [e for e in self._early() if p.space(e) == space]
         p.in_storage = self.knobs.get("keep") == "storage"
         for k, one in enumerate(blocks):
             p.raw = one.raw
             p.scopes.append({} if p.in_storage else one.names)
-            if not one.column:
+            begins = not one.column
+            if begins:
                 for d, a in enumerate(space):
                     whole = (k + 1) * block <= n if d == 0 else self.low.extent(a) == p.blocks[a]
                     p.set_column(a, str(k * block) if d == 0 else "0", whole)
                 one.column, one.mask = {a: p.column[a] for a in space}, {a: p.mask[a] for a in space if a in p.mask}
+                one.start = {a: p.start[a] for a in space}
             for a in space:
                 p.column[a] = one.column[a]
                 p.mask.pop(a, None)
             p.mask |= one.mask
+            p.start |= one.start
+            if begins:
+                for e in early:
+                    p.fetch_early(e)
             for r, acc in zip(reduces, names, strict=True):
                 text, kind = p.masked(r.args[0], r.attr[0], space), r.attr[0]
                 if k:

@@ -7,13 +7,15 @@ scalar, a vector of rows, or a tile of full rank (extent 1 where it does not var
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from math import prod
 
 from .. import ops
 from ..errors import Infeasible, UnsupportedOp
 from .emit import Printer
-from .expr import FLOATS, Access, Builder, Expr
+from .expr import FLOATS, Access, Builder, Expr, walk
 from .layout import INDEX, Address, Addressing
 from .lower import Lowered
 from .roles import Store
@@ -138,6 +140,8 @@ class TritonPrinter(Printer):
         self.last_pass = True  # whether what is loaded now is loaded for the last time
         self.in_storage = False  # whether tiles that are loaded stay in registers as they came, and are widened at each use
         self.raw: dict[int, tuple[str, bool]] = {}
+        self.start: dict[str, str] = {}  # where a column axis's tile begins
+        self.pairs: dict[int, tuple[Expr, Expr]] = {}
         self.hoisted: list[tuple[int, str]] = []  # (group of rows, statement) to be put where the group stands
 
     # ---- shapes
@@ -203,7 +207,7 @@ class TritonPrinter(Printer):
         name = self.fresh("c")
         arange = f"tl.arange(0, {self.blocks[axis]}){where}"
         self.line(f"{name} = {arange}" if start == "0" else f"{name} = {start} + {arange}")
-        self.column[axis] = name
+        self.column[axis], self.start[axis] = name, start
         self.mask.pop(axis, None)
         if not bounded:
             ok = self.fresh("m")
@@ -264,12 +268,14 @@ class TritonPrinter(Printer):
             hint = "evict_first" if self.last_pass else "evict_last"
         return f', eviction_policy="{hint}"' if hint and a.rows and a.cols else ""
 
-    def _held(self, e: Expr, text: str, itemsize: int) -> str:
-        """A tile's text; where tiles are kept in storage, its variable, opaque at each use after `age`."""
-        if not self.in_storage or itemsize > 4:
-            return text
+    def _held(self, e: Expr) -> str:
+        """A loaded tile as it came: its variable where it is kept in storage or was fetched early, opaque after `age`."""
+        itemsize = ops.ITEMSIZE[self.low.values[e.attr.operand].dtype]
         found = self.raw.get(e.number)
         if found is None:
+            text = self._fetch(e)
+            if not self.in_storage or itemsize > 4:
+                return text
             name = self.fresh("k")
             self.line(f"{name} = {text}")
             self.raw[e.number] = (name, True)
@@ -282,61 +288,154 @@ class TritonPrinter(Printer):
             return again
         return name
 
+    def fetch_early(self, e: Expr) -> None:
+        """Load a tile now that is used later, so that it is on its way while a reduction waits."""
+        if ops.ITEMSIZE[self.low.values[e.attr.operand].dtype] <= 4 and self.known(e) is None and e.number not in self.raw:
+            name = self.fresh("k")
+            self.line(f"{name} = {self._fetch(e)}")
+            self.raw[e.number] = (name, True)
+
     def age(self) -> None:
         """Tiles that are kept in storage are opaque to the compiler from now on."""
         self.raw = {number: (name, False) for number, (name, _) in self.raw.items()}
 
-    def load(self, e: Expr) -> str:
+    def _fetch(self, e: Expr) -> str:
+        """The text of a load."""
         access = e.attr
         a = self.addressing.address(access.operand, access)
         space = self.space(e)
         pointer = self._pointer(f"in{access.operand}", a, space)
         masks = self._masks(a, space, e.axes, e.args[0] if e.args else None)
-        told = ""
-        if masks:
-            zero = "0.0" if self.low.values[access.operand].dtype in FP8_MAX else "0"  # fp8 is made of no integer
-            told = f", mask={' & '.join(_paren(m) for m in masks)}, other={zero}"
-        told += self._hint(f"in{access.operand}", a)
-        storage = self.low.values[access.operand].dtype
-        text = (
-            self._held(e, f"tl.load({pointer}{told})", ops.ITEMSIZE[storage]) if space is not None else f"tl.load({pointer}{told})"
-        )
+        return f"tl.load({pointer}{self._told(access.operand, masks)}{self._hint(f'in{access.operand}', a)})"
+
+    def _told(self, operand: int, masks: Sequence[str]) -> str:
+        """The mask of a load."""
+        zero = "0.0" if self.low.values[operand].dtype in FP8_MAX else "0"  # fp8 is made of no integer
+        return f", mask={' & '.join(_paren(m) for m in masks)}, other={zero}" if masks else ""
+
+    def load(self, e: Expr) -> str:
+        space = self.space(e)
+        if e.number in self.pairs:
+            self._load_pair(*self.pairs[e.number])
+            return self.name(e)
+        text = self._held(e) if space is not None else self._fetch(e)
+        rowish = self.rowdim and self._along(self.addressing.address(e.attr.operand, e.attr), e.axes)
+        return self._as(e, text, "t" if space is not None else "r" if rowish else "s")
+
+    def _as(self, e: Expr, text: str, kind: str) -> str:
+        """What was loaded, in the dtype that is computed in."""
+        storage = self.low.values[e.attr.operand].dtype
         if storage == "bool":
             text = f"({text} != 0)"
         elif storage != e.dtype:
             text += f".to({TYPES[e.dtype]})"
-        rowish = self.rowdim and self._along(a, e.axes)
-        return self.assign(text, "t" if space is not None else "r" if rowish else "s", "x")
+        return self.assign(text, kind, "x")
+
+    # ---- pairs: columns 2k and 2k + 1 are read and written as one run, not as two with gaps
+
+    def find_pairs(self, roots: Sequence[Expr]) -> None:
+        """The loads of neighbours two columns apart."""
+        open_: dict[tuple[object, ...], tuple[Expr, int]] = {}
+        found = [(e, self.addressing.address(e.attr.operand, e.attr)) for e in walk(roots) if e.op == "load" and not e.args]
+        for e, a in sorted(found, key=lambda f: f[1].const):
+            space = self.space(e)
+            if space is None or not self._halves(a, space):
+                continue
+            key = (a.operand, a.rows, a.cols, a.offsets, e.dtype, e.axes)
+            first = open_.pop(key, None)
+            if first is not None and first[1] + 1 == a.const:
+                self.pairs[first[0].number] = self.pairs[e.number] = (first[0], e)
+            else:
+                open_[key] = (e, a.const)
+
+    def _halves(self, a: Address, space: tuple[str, ...]) -> bool:
+        """Whether an address runs over every other element along the innermost axis of its space."""
+        return not self.flat and not a.gathers and [(f, arg) for axis, f, arg in a.cols if axis == space[-1]] == [(2, "")]
+
+    def pairs_with(self, one: Store, other: Store) -> bool:
+        """Whether `other` writes the odd columns between the even ones of `one`."""
+        inputs = self.addressing.inputs
+        a, b = (self.addressing.address(inputs + s.access.operand, s.access) for s in (one, other))
+        mine = {self.space_of[c] for c in one.access.axes if c in self.space_of}
+        return len(mine) == 1 and self._halves(a, next(iter(mine))) and replace(a, const=a.const + 1) == b
+
+    @contextmanager
+    def _wide(self, space: tuple[str, ...]) -> Iterator[None]:
+        """The innermost axis's columns and mask twice as wide, for a run of pairs."""
+        axis = space[-1]
+        column, mask = self.column[axis], self.mask.get(axis)
+        start = self.start[axis]
+        where = self.expand(self.rank(space) - 1, self.rank(space))
+        arange = f"tl.arange(0, {2 * self.blocks[axis]}){where}"
+        self.column[axis] = self.fresh("c")
+        self.line(f"{self.column[axis]} = " + (arange if start == "0" else f"({start}) * 2 + {arange}"))
+        if mask is not None:
+            self.mask[axis] = self.fresh("m")
+            self.line(f"{self.mask[axis]} = {self.column[axis]} < {2 * self.low.extent(axis)}")
+        yield
+        self.column[axis] = column
+        if mask is not None:
+            self.mask[axis] = mask
+
+    def _load_pair(self, one: Expr, other: Expr) -> None:
+        space = self.space(one)
+        assert space is not None
+        a = self.addressing.address(one.attr.operand, one.attr)
+        a = replace(a, cols=tuple((axis, 1 if axis == space[-1] else f, arg) for axis, f, arg in a.cols))
+        extents = [self.rows_per_program if self._along(a, one.axes) else 1] if self.rowdim else []
+        extents += [self.blocks[axis] if axis in one.axes else 1 for axis in space]
+        with self._wide(space):
+            told = self._told(one.attr.operand, self._masks(a, space, one.axes)) + self._hint(f"in{one.attr.operand}", a)
+            run = self.assign(f"tl.load({self._pointer(f'in{one.attr.operand}', a, space)}{told})", "t", "x")
+        even, odd = self.fresh("x"), self.fresh("x")
+        self.line(f"{even}, {odd} = tl.split(tl.reshape({run}, ({', '.join(map(str, [*extents, 2]))})))")
+        for e, text in ((one, even), (other, odd)):
+            self.define(e, self._as(e, text, "t"))
+
+    def store_pair(self, one: Store, low: Expr, other: Store, high: Expr) -> None:
+        """Print two writes of neighbours as one."""
+        inputs = self.addressing.inputs
+        a = self.addressing.address(inputs + one.access.operand, one.access)
+        space = next(self.space_of[c] for c in one.access.axes if c in self.space_of)
+        a = replace(a, cols=tuple((axis, 1 if axis == space[-1] else f, arg) for axis, f, arg in a.cols))
+        extents = ([self.rows_per_program] if self.rowdim else []) + [self.blocks[axis] for axis in space]
+        shape = f"({', '.join(map(str, extents))}{',' if len(extents) == 1 else ''})"
+        texts = [f"tl.broadcast_to({self._stored(s, v, space)}, {shape})" for s, v in ((one, low), (other, high))]
+        with self._wide(space):
+            self._write(one, a, space, f"tl.interleave({', '.join(texts)})")
 
     def store(self, store: Store, value: Expr) -> None:
         """Print one write."""
-        inputs = self.addressing.inputs
-        a = self.addressing.address(inputs + store.access.operand, store.access)
+        a = self.addressing.address(self.addressing.inputs + store.access.operand, store.access)
         mine = {self.space_of[c] for c in store.access.axes if c in self.space_of}
         if len(mine) > 1:
             raise Infeasible("a write over two unrelated column axes")
         space = next(iter(mine), None)
         if self.flat and self.low.spaces:
             space = self.low.spaces[0]
+        self._write(store, a, space, self._stored(store, value, space))
+
+    def _stored(self, store: Store, value: Expr, space: tuple[str, ...] | None) -> str:
+        """A value in the dtype that it is written in."""
         storage = self.low.chain.values[self.low.chain.outputs[store.access.operand]].dtype
-        source = value
         if value.op == "round" and value.attr == storage:
-            source = value.args[0]  # the store converts; the value is not needed rounded in registers
-            text = self.rounded(source, storage, space)
-        else:
-            text = self.text(value, space)
-            if storage in FP8_MAX:
-                text = self.rounded(value, storage, space)
-            elif storage == "bool":
-                text = f"{text}.to(tl.int8)" if not value.is_const else f"tl.full((), {int(bool(value.attr))}, tl.int8)"
-            elif value.is_const:
-                text = f"{self.typed(value, space)}.to({TYPES[storage]})"
-            elif storage != value.dtype:
-                text = f"{text}.to({TYPES[storage]})"
-        pointer = self._pointer(f"out{store.access.operand}", a, space)
+            # the store converts; the value is not needed rounded in registers
+            return self.rounded(value.args[0], storage, space)
+        text = self.text(value, space)
+        if storage in FP8_MAX:
+            return self.rounded(value, storage, space)
+        if storage == "bool":
+            return f"{text}.to(tl.int8)" if not value.is_const else f"tl.full((), {int(bool(value.attr))}, tl.int8)"
+        if value.is_const:
+            return f"{self.typed(value, space)}.to({TYPES[storage]})"
+        return text if storage == value.dtype else f"{text}.to({TYPES[storage]})"
+
+    def _write(self, store: Store, a: Address, space: tuple[str, ...] | None, text: str) -> None:
+        name = f"out{store.access.operand}"
+        pointer = self._pointer(name, a, space)
         masks = self._masks(a, space, store.access.axes)
         told = f", mask={' & '.join(_paren(m) for m in masks)}" if masks else ""
-        hint = self.evict.get(f"out{store.access.operand}", "")
+        hint = self.evict.get(name, "")
         told += f', eviction_policy="{hint}"' if hint and a.cols else ""
         self.line(f"tl.store({pointer}, {text}{told})")
 
