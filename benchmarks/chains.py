@@ -167,6 +167,7 @@ def planned(options: argparse.Namespace) -> list[Workload]:
     cpu = torch.device(options.device).type == "cpu"
     if options.suite:
         found = workloads(options.suite, entries, options.dtype or ["bfloat16"])
+        found = [w for w in found if not options.cols or w.cols in options.cols]
     else:
         default = ["64x1024", "256x4096", "1024x4096"] if cpu else ["16384x4096"]
         shapes = [(int(r), int(c)) for r, _, c in (s.partition("x") for s in options.shape or default)]
@@ -182,6 +183,7 @@ def main() -> None:
     which.add_argument("--suite", choices=list(SUITES), help="a table of the performance goal")
     which.add_argument("--shape", action="append", help="ROWSxCOLS, again for more")
     which.add_argument("--merge", nargs="+", metavar="JSON", help="print the tables of earlier runs, measure nothing")
+    parser.add_argument("--cols", action="append", type=int, help="only these columns of the suite, again for more")
     parser.add_argument("--part", help="i/n: every n-th workload, from the i-th")
     parser.add_argument("--dtype", action="append")
     parser.add_argument("--chain", action="append", help="only these chains of the catalogue")

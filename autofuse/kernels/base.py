@@ -118,11 +118,12 @@ class Launch:
     num_warps: int = 4
     num_stages: int = 1
     overlaps: bool = False  # starts while the kernel before it ends (programmatic dependent launch)
+    registers: int = 0  # the most that a thread may take; 0: as many as there are
 
     def options(self, fuse_products: bool) -> dict[str, int | bool]:
         """What Triton's compiler is told."""
         # ptxas gives up on a kernel that needs more registers than there are, and takes 32: told the most, it takes that
-        most = min(255, 65536 // (32 * self.num_warps))
+        most = min(255, 65536 // (32 * self.num_warps), self.registers or 255)
         told = {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": fuse_products, "maxnreg": most}
         return {**told, "launch_pdl": True} if self.overlaps else told
 
@@ -144,7 +145,9 @@ class Source:
     @property
     def hash(self) -> str:
         """32 hex digits that name the compiled program: source, and what the compiler is told beside it."""
-        told = repr((self.target, self.text, [(k.entry, k.num_warps, k.num_stages) for k in self.launches], self.fuse_products))
+        told = repr(
+            (self.target, self.text, [(k.entry, k.num_warps, k.num_stages, k.registers) for k in self.launches], self.fuse_products)
+        )
         return hashlib.sha256(told.encode()).hexdigest()[:32]
 
 
@@ -179,6 +182,10 @@ class Kind(Protocol):
 
     def seed(self, task: Task) -> dict[str, int | str]:
         """A good schedule without any search."""
+        ...
+
+    def variants(self, task: Task) -> list[dict[str, int | str]]:
+        """What of the seed a search changes first, most promising first: one schedule's knobs each."""
         ...
 
     def emit(self, task: Task, knobs: Knobs) -> Source:

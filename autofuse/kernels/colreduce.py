@@ -9,7 +9,7 @@ from .base import Knob, Knobs, Source, Space, Task
 from .columns import Columns, needs_whole_rows
 from .mathmode import MODES
 from .rowreduce import padded
-from .tile import default_math, next_power, overlap
+from .tile import default_math, default_overlap, next_power, overlap
 
 MAX_WIDE = 2**14  # columns of a whole row: its accumulators stay in registers beside the row itself
 PER_THREAD = 128  # elements
@@ -65,7 +65,7 @@ class ColReduce:
 
             return cpu_seed(task)
         cols, sms = padded(task), task.limits.sm_count
-        math = default_math(task)
+        math, early = default_math(task), default_overlap(task)
         if needs_whole_rows(task.low):
             rows = max(1, min(64, 2048 // cols))
             warps = max(1, min(32, rows * cols // 512))
@@ -76,7 +76,7 @@ class ColReduce:
                 "keep": keep,
                 "num_warps": warps,
                 "math": math,
-                "overlap": 0,
+                "overlap": early,
             }
         block = min(cols, 128)
         rows = max(1, min(256, 4096 // block))
@@ -88,8 +88,19 @@ class ColReduce:
             "chunks": chunks,
             "num_warps": max(1, min(4, rows * block // 64)),
             "math": math,
-            "overlap": 0,
+            "overlap": early,
         }
+
+    def variants(self, task: Task) -> list[dict[str, int | str]]:
+        if task.limits.target == "cpu":
+            return []
+        seed = self.seed(task)
+        chunks, warps, rows = int(seed["chunks"]), int(seed["num_warps"]), int(seed["block_rows"])
+        made: list[dict[str, int | str]] = [{"chunks": 2 * chunks}, {"num_warps": 2 * warps}, {"block_rows": 2 * rows}]
+        if "keep" in seed:
+            made += [{"keep": "wide" if seed["keep"] == "storage" else "storage"}, {"chunks": task.limits.sm_count}]
+        made += [{"chunks": max(1, chunks // 2)}, {"num_warps": max(1, warps // 2)}, {"overlap": 1 - int(seed["overlap"])}]
+        return made
 
     def emit(self, task: Task, knobs: Knobs) -> Source:
         knobs = self.space(task).validate(knobs)

@@ -53,7 +53,7 @@ class Columns:
         self.math = str(knobs["math"])
         self.rows, self.chunks = int(knobs["block_rows"]), int(knobs["chunks"])
         self.warps = int(knobs["num_warps"])
-        stores = legal_stores(task.low, self.math)
+        stores = legal_stores(task.low, self.math, True)
         self.whole = [(s, v) for s, v in stores if s in task.low.whole]
         joined = [(s, v) for s, v in stores if s not in task.low.whole]
         self.folds, self.leaves, self.results = detached(task.low, joined)

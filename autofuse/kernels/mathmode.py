@@ -7,18 +7,21 @@ also the hardware's tanh of 11 bits, in sigmoid and erf too; the accuracy check 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from .expr import FLOATS, Access, Builder, Expr, Idx, walk
 
 MODES = ("exact", "fast", "approx")
+LOGIT_OF_ERF = (-1.5506915e-6, 6.2525556e-5, -7.3091662e-4, -2.9785708e-3, 2.9841045e-1, 3.2554829)
 
 
 class Legal:
-    """Rewrites expressions bottom-up into what dialects print."""
+    """Rewrites expressions bottom-up into what dialects print. `gpu`: the dialect has the hardware's reciprocal."""
 
-    def __init__(self, b: Builder, mode: str) -> None:
+    def __init__(self, b: Builder, mode: str, gpu: bool) -> None:
         self.b, self.fast, self.approx = b, mode != "exact", mode == "approx"
+        self.quick = gpu and self.fast
         self._done: dict[int, Expr] = {}
 
     def __call__(self, root: Expr) -> Expr:
@@ -66,10 +69,55 @@ class Legal:
         if self.approx and x.dtype == "float32":
             half = self._c(0.5, x)
             return b("add", b("mul", b("tanh_approx", b("mul", x, half)), half), half)
-        return b("div", self._c(1, x), b("add", self._c(1, x), b("exp", b("neg", x))))
+        return self._over(self._c(1, x), b("add", self._c(1, x), b("exp", b("neg", x))))
+
+    def _over(self, x: Expr, y: Expr) -> Expr:
+        """x / y for a y that is no denormal number and below 2^126, or infinite: by the hardware's reciprocal (1 ulp)
+        where there is one."""
+        b = self.b
+        if self.quick and x.dtype == "float32":
+            r = b("rcp", y)
+            return r if b.number(x) == 1 else b("mul", x, r)
+        return b("div", x, y)
+
+    def _scaled(self, e: Expr) -> tuple[Expr, float]:
+        """A value as another one times a constant."""
+        if e.op == "mul":
+            for one, other in (e.args, e.args[::-1]):
+                c = self.b.number(other)
+                if c is not None:
+                    return one, float(c)
+        return e, 1.0
+
+    def _add(self, e: Expr, x: Expr, y: Expr) -> Expr | None:
+        """1 + tanh(u) = 2 sigmoid(2 u), which cancels nothing; 1 + erf(u) likewise, by a fit of its logit."""
+        if not self.fast or x.dtype != "float32":
+            return None
+        b = self.b
+        for one, other in zip((x, y), reversed(e.args), strict=True):
+            if b.number(one) != 1 or self.approx:
+                continue
+            u = self._done[other.args[0].number] if other.op in ("tanh", "erf") else None
+            if u is None:
+                continue
+            if other.op == "tanh":
+                if self._exp_of_softplus(_ordered(b, other.args[0])) is None:
+                    return b("mul", self._c(2, x), self._over(one, b("add", one, b("exp", b("mul", self._c(-2, x), u)))))
+            elif self.quick:
+                # log2((1 + erf(u)) / (1 - erf(u))) = u Q(u^2): our own fit over |u| < 4.2, of absolute error 1e-5 and,
+                # unlike a difference from 1, of relative error 0.3% where u = -2.8 and the result is 8e-5
+                t = b("min", b("mul", u, u), self._c(18.0, u))
+                q = self._poly(t, LOGIT_OF_ERF)
+                return b("mul", self._c(2, x), self._over(one, b("add", one, b("exp2", b("mul", b("neg", u), q)))))
+        return None
 
     def _mul(self, e: Expr, x: Expr, y: Expr) -> Expr | None:
         b = self.b
+        if self.fast:
+            (one, c), (other, d) = self._scaled(x), self._scaled(y)
+            if c * d == 1.0 and c != 1.0 and math.frexp(c)[0] == 0.5:  # (x / 2) (2 y), as in gelu
+                x, y = one, other
+                return self._mul(e, x, y) or b("mul", x, y)
         for one, other in ((x, y), (y, x)):  # x * (1 / d) is one division where both vary alike
             if other.op == "div" and b.number(other.args[0]) == 1 and other.args[1].axes == one.axes and one is not other:
                 return b("div", one, other.args[1])
@@ -108,12 +156,12 @@ class Legal:
             v = self._done[inner.number]
             n = b("exp", b("min", v, self._c(30, v)))
             t = b("mul", n, b("add", n, self._c(2, v)))
-            return b("div", t, b("add", t, self._c(2, v)))
+            return self._over(t, b("add", t, self._c(2, v)))
         two = self._c(2, x)
         if self.approx and fast and x.dtype == "float32":
             return b("tanh_approx", x)
         if self.fast and fast:
-            wide = b("sub", self._c(1, x), b("div", two, b("add", b("exp", b("mul", two, x)), self._c(1, x))))
+            wide = b("sub", self._c(1, x), self._over(two, b("add", b("exp", b("mul", two, x)), self._c(1, x))))
             return b("where", b("lt", b("abs", x), self._c(0.02, x)), x, wide)
         a = b("abs", x)
         if x.dtype == "float64":
@@ -146,7 +194,7 @@ class Legal:
         t = b("mul", c, c)
         p = self._poly(t, (-2.63806597e-5, -5.24929026e-4, 3.98168639e-2, 1.21402003e-1, 1.12838221))
         q = self._poly(t, (-3.03159788e-4, 6.92004059e-3, 8.20616931e-2, 4.4098258e-1, 1.0))
-        y = b("div", b("mul", c, p), q)
+        y = self._over(b("mul", c, p), q)
         return b("where", b("le", x, self._c(-3.925, x)), self._c(-1, x), y)  # exactly, so that 1 + erf(-inf) is 0
 
     def _poly(self, z: Expr, coefficients: Sequence[float]) -> Expr:

@@ -83,7 +83,7 @@ class Nest:
 
     def _writes(self) -> list[tuple[Store, Expr]]:
         """What a row writes."""
-        return legal_stores(self.low, self.math)
+        return legal_stores(self.low, self.math, False)
 
     def _write(self, store: Store, value: Expr) -> None:
         self.p.store(store, value)

@@ -29,7 +29,7 @@ class ColumnNest(Nest):
 
     def _writes(self) -> list[tuple[Store, Expr]]:
         low = self.low
-        stores = legal_stores(low, self.math)
+        stores = legal_stores(low, self.math, False)
         self.folds, self.leaves, self.results = detached(low, [(s, v) for s, v in stores if s not in low.whole])
         self.joining = False
         made: list[tuple[Store, Expr]] = [(s, v) for s, v in stores if s in low.whole]

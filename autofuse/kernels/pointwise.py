@@ -6,14 +6,16 @@ from math import prod
 
 from .base import Knob, Knobs, Source, Space, Task
 from .mathmode import MODES
-from .tile import MAX_TILE, Tiles, default_math, hints, next_power, overlap, unhinted
+from .tile import MAX_TILE, Tiles, default_math, default_overlap, hinted, hints, next_power, overlap, pieces, unhinted
+
+FILLS = 2**22  # elements that give every processor several wide blocks
 
 
 class Pointwise:
     """Programs take blocks of elements (flat), or blocks of rows x columns (tile)."""
 
     name = "pointwise"
-    version = 2
+    version = 3
 
     def match(self, task: Task) -> bool:
         """A segment without reductions whose outputs have one width."""
@@ -61,16 +63,35 @@ class Pointwise:
             from .nest import cpu_seed
 
             return cpu_seed(task)
-        common: dict[str, int | str] = {"math": default_math(task), **unhinted(task), "overlap": 0}
+        common: dict[str, int | str] = {"math": default_math(task), **unhinted(task), "overlap": default_overlap(task)}
         if self._flat(task):
             return {"form": "flat", "block": 1024, "num_warps": 4, **common}
-        cols = next_power(self._cols(task))
-        block = min(cols, 1024)
+        real = self._cols(task)
+        block = min(next_power(real), 1024)
+        if task.rows * real >= FILLS:  # wide enough that what is the same for all rows is read in one run, with little waste
+            block = next((b for b in (4096, 2048) if -(-real // b) * b * 16 <= real * 17), block)
         rows = 1
-        while task.low.rows and rows < 64 and rows * block < 1024:
+        while task.low.rows and rows < 64 and rows * block * pieces(task) < 1024:
             rows *= 2
         warps = max(1, min(4, rows * block // 128))
         return {"form": "tile", "rows_per_program": rows, "block_cols": block, "num_warps": warps, **common}
+
+    def variants(self, task: Task) -> list[dict[str, int | str]]:
+        if task.limits.target == "cpu":
+            return []
+        seed = self.seed(task)
+        warps = int(seed["num_warps"])
+        made: list[dict[str, int | str]] = []
+        if seed["form"] == "flat":
+            made += [{"num_warps": 1}, {"block": 2048}, {"block": 512, "num_warps": 1}]
+            block = min(1024, next_power(self._cols(task)))
+            made.append({"form": "tile", "rows_per_program": max(1, 1024 // block), "block_cols": block})
+        else:
+            rows, block = int(seed["rows_per_program"]), int(seed["block_cols"])
+            made += [{"block_cols": max(64, block // 2)}, {"rows_per_program": 2 * rows}, {"rows_per_program": max(1, rows // 2)}]
+            made += [{"num_warps": 2 * warps}, {"block_cols": 2 * block}, {"num_warps": max(1, warps // 2)}]
+        made += [hinted(task, "evict_last"), {"math": "approx"}, hinted(task, "evict_first"), {"overlap": 1 - int(seed["overlap"])}]
+        return made
 
     def emit(self, task: Task, knobs: Knobs) -> Source:
         knobs = self.space(task).validate(knobs)

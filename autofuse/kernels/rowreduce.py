@@ -8,7 +8,20 @@ from ..ops import ITEMSIZE
 from .base import Knob, Knobs, Source, Space, Task
 from .mathmode import MODES
 from .split import SplitRows
-from .tile import MAX_TILE, MAX_UNROLLED, Tiles, default_math, early_choices, hints, next_power, overlap, unhinted, widest
+from .tile import (
+    MAX_TILE,
+    MAX_UNROLLED,
+    Tiles,
+    default_math,
+    default_overlap,
+    early_choices,
+    hinted,
+    hints,
+    next_power,
+    overlap,
+    unhinted,
+    widest,
+)
 
 WHOLE_MAX = 2**16  # columns of a whole row in registers
 REGISTER_BYTES = 2**17  # of a row that is kept: half of what a processor's registers hold
@@ -82,6 +95,7 @@ class RowReduce:
             Knob("num_warps", (1, 2, 4, 8, 16, 32)),
             Knob("keep", ("wide", "storage"), (("form", ("whole", "unrolled")),)),
             Knob("early", early_choices(task), (("form", ("whole", "unrolled")),)),
+            Knob("registers", (0, 32, 40, 48, 56, 64, 80, 96, 128), (("form", ("whole", "unrolled")),)),
             Knob("persistent", (0, 1, 2, 4) if task.low.rows else (0,), (("form", ("whole", "unrolled")),)),
             Knob("block_cols", (128, 256, 512, 1024, 2048, 4096, 8192, 16384), (("form", blocks),)),
             Knob("pieces", (2, 4, 8, 16, 32, 64, 128), (("form", ("split",)),)),
@@ -103,6 +117,8 @@ class RowReduce:
                     return "over 128 elements a thread"
             if k["form"] == "looped" and block < cols // 64:
                 return "over 64 passes"
+            if threads * int(k.get("registers", 0)) > 65536:
+                return "more registers than a processor has"
             if tile > MAX_TILE:
                 return "the tile has too many elements"
             if tile < threads // 2 and threads > 32:
@@ -120,45 +136,60 @@ class RowReduce:
             from .nest import cpu_seed
 
             return cpu_seed(task)
-        cols, early = padded(task), early_choices(task)[-1]
-        common: dict[str, int | str] = {"math": default_math(task), **unhinted(task), "overlap": 0}
+        cols, real = padded(task), widest(task)
+        common: dict[str, int | str] = {"math": default_math(task), **unhinted(task), "overlap": default_overlap(task)}
+        held = {"early": 1 if 1 in early_choices(task) else 0, "persistent": 0, "registers": 0, **common}
         if _strided(task) and task.low.rows and cols > 128:
             return {
                 "form": "looped", "rows_per_program": 32, "num_warps": 8, "block_cols": 128, "num_stages": 1, "online": 1, **common,
             }  # fmt: skip
         block = _side_by_side(task)
-        real = widest(task)
-        if real > 2**14 and _row_bytes(task) <= REGISTER_BYTES and len(task.low.spaces) == 1 and real <= WHOLE_MAX:
+        kept = _row_bytes(task)
+        if real > 2**14 and kept <= REGISTER_BYTES and len(task.low.spaces) == 1 and real <= WHOLE_MAX:
             # as it came, a row takes up to half of a processor's registers, and little beside it where few are widened at once
             return {
                 "form": "unrolled", "rows_per_program": 1, "num_warps": 16 if real <= 2**15 else 32, "keep": "storage",
-                "early": early, "persistent": 0, "block_cols": 4096 if real <= 2**15 else 8192, **common,
+                "block_cols": 4096 if real <= 2**15 else 8192, **held,
             }  # fmt: skip
         if block and real <= 2**14:
-            warps = max(1, min(16, block // 256, next_power(real) // 512))
-            return {
-                "form": "unrolled", "rows_per_program": 1, "num_warps": warps, "keep": "wide", "early": early, "persistent": 0,
-                "block_cols": block, **common,
-            }  # fmt: skip
+            warps = max(1, min(16, block // 256, next_power(real) // 1024))
+            return {"form": "unrolled", "rows_per_program": 1, "num_warps": warps, "keep": "wide", "block_cols": block, **held}
         if cols <= 2**14:
             rows = 1
             while task.low.rows and rows < 8 and cols * rows * 2 <= 2048 and task.rows >= 4 * rows * task.limits.sm_count:
                 rows *= 2
-            few = task.rows <= task.limits.sm_count  # a program alone on its processor: all the faster with more threads
-            warps = min(16, max(1, next_power(cols * rows // (256 if few else 512)) if cols * rows > 512 else 1))
-            return {
-                "form": "whole", "rows_per_program": rows, "num_warps": max(warps, 4 if cols >= 1024 else 1), "keep": "wide",
-                "early": early, "persistent": 0, **common,
-            }  # fmt: skip
+            # many programs on a processor overlap; one alone there is all the faster with more threads
+            few = task.rows <= 2 * task.limits.sm_count
+            warps = min(16, max(1, next_power(cols * rows // (256 if few else 1024))))
+            least = 4 if cols * rows >= 1024 else 1
+            return {"form": "whole", "rows_per_program": rows, "num_warps": max(warps, least), "keep": "wide", **held}
         return {
-            "form": "looped",
-            "rows_per_program": 1,
-            "num_warps": 16,
-            "block_cols": 8192,
-            "num_stages": 1,
-            "online": 1,
-            **common,
-        }
+            "form": "looped", "rows_per_program": 1, "num_warps": 16, "block_cols": 8192, "num_stages": 1, "online": 1, **common,
+        }  # fmt: skip
+
+    def variants(self, task: Task) -> list[dict[str, int | str]]:
+        if task.limits.target == "cpu":
+            return []
+        seed = self.seed(task)
+        cols, rows, warps = padded(task), int(seed.get("rows_per_program", 1)), int(seed["num_warps"])
+        more_rows = 2 * rows if task.low.rows and 2 * rows * cols <= 2**15 else rows
+        made: list[dict[str, int | str]] = []
+        if cols >= SPLIT_MIN and task.rows <= 4 * task.limits.sm_count:
+            pieces = max(2, min(128, next_power(2 * task.limits.sm_count // max(1, task.rows)), cols // 2048))
+            made.append({"form": "split", "pieces": pieces, "block_cols": 1024, "num_warps": 4, "num_stages": 1, "online": 1})
+        if seed["form"] in ("whole", "unrolled"):
+            made += [{"num_warps": 2 * warps}, {"num_warps": max(1, warps // 2)}]
+            made += [{"early": e} for e in early_choices(task) if e != seed["early"]]
+            made.append({"rows_per_program": more_rows})
+            # fewer registers, more programs on a processor: one loads while another reduces
+            made += [{"registers": 64}, {"keep": "storage", "registers": 48}, {"num_warps": 2 * warps, "registers": 40}]
+            made.append(hinted(task, "evict_first"))
+            made.append({"rows_per_program": more_rows, "num_warps": 2 * warps})
+            made.append({"persistent": 2})
+            # a row that is read again in each pass is in the cache, and leaves the registers free
+            made.append({"form": "looped", "block_cols": min(2**14, next_power(cols)), "rows_per_program": more_rows, "online": 0})
+        made += [hinted(task, "evict_last"), {"math": "approx"}, {"overlap": 1 - int(seed["overlap"])}]
+        return made
 
     def emit(self, task: Task, knobs: Knobs) -> Source:
         knobs = self.space(task).validate(knobs)

@@ -20,6 +20,7 @@ from .triton_text import PRELUDE, TYPES, TritonPrinter, identity
 
 MAX_TILE = 2**17  # elements of one tile: beyond it registers spill whatever the warps
 SMALL = 2**23  # elements up to which what a kernel costs to start is worth a knob
+SHORT = 2**20  # elements up to which it gains nearly always
 MAX_UNROLLED = 16  # blocks of columns side by side in one kernel: its text grows with them
 INEXACT = {"exp", "expm1", "log1p", "tanh", "sigmoid", "erf"}  # what the fast mode loses bits in
 
@@ -50,10 +51,10 @@ def hints(task: Task, passes: bool) -> tuple[Knob, ...]:
 
 
 def early_choices(task: Task) -> tuple[int, ...]:
-    """What of the tiles that are needed only after a reduction may be loaded before it: 0 nothing, 1 what varies with
-    rows, 2 all."""
+    """What of the tiles that are needed only after a reduction may be loaded before it: 0 nothing, 1 what is another in
+    each row, 2 all."""
     late = late_loads([s.value for s in task.low.stores], task.low)
-    rows = {bool(e.axes & set(task.low.rows)) for e in late}
+    rows = {streams(e, task.low) for e in late}
     return (0, *((1,) if True in rows else ()), *((2,) if False in rows else ()))
 
 
@@ -61,6 +62,16 @@ def overlap(task: Task) -> Knob:
     """Whether a short kernel starts while the one before it ends."""
     small = task.rows * widest(task) <= SMALL
     return Knob("overlap", (0, 1) if small and task.limits.overlaps else (0,))
+
+
+def default_overlap(task: Task) -> int:
+    """Where a search begins: what is over in a few microseconds gains most."""
+    return int(1 in overlap(task).values and task.rows * widest(task) <= SHORT)
+
+
+def hinted(task: Task, hint: str) -> dict[str, int | str]:
+    """One eviction hint for all large inputs, and for outputs where they take it."""
+    return {k.name: hint if hint in k.values else "" for k in hints(task, True)}
 
 
 def unhinted(task: Task) -> dict[str, int | str]:
@@ -81,9 +92,9 @@ def default_math(task: Task) -> str:
     return "exact" if wide and (reads or shows or task.low.folds) else "fast"
 
 
-def legal_stores(low: Lowered, mode: str) -> list[tuple[Store, Expr]]:
+def legal_stores(low: Lowered, mode: str, gpu: bool) -> list[tuple[Store, Expr]]:
     """Every write with its value in a math mode."""
-    legal = Legal(low.b, mode)
+    legal = Legal(low.b, mode, gpu)
     return [(s, legal(s.value)) for s in low.stores]
 
 
@@ -118,6 +129,17 @@ def tile_loads(roots: Sequence[Expr], low: Lowered) -> list[Expr]:
     """The tiles that are loaded from places that nothing loaded decides."""
     space = {a for s in low.spaces for a in s}
     return [e for e in walk(roots) if e.op == "load" and e.axes & space and not children(e)]
+
+
+def pieces(task: Task) -> int:
+    """How many elements of one output a place of a tile writes: 2 for a rotary embedding."""
+    outputs = [s.access.operand for s in task.low.stores]
+    return max(map(outputs.count, outputs), default=1)
+
+
+def streams(e: Expr, low: Lowered) -> bool:
+    """Whether a load reads other memory in each row, so that none of it is in a cache."""
+    return bool(low.rows) and set(low.rows) - low.reduced <= e.axes
 
 
 def late_loads(roots: Sequence[Expr], low: Lowered) -> list[Expr]:
@@ -168,7 +190,7 @@ class Tiles:
     def __init__(self, task: Task, knobs: Knobs, rows: int, form: str, block: int) -> None:
         self.task, self.low, self.knobs, self.form = task, task.low, knobs, form
         self.math = str(knobs["math"])
-        self.stores = legal_stores(task.low, self.math)
+        self.stores = legal_stores(task.low, self.math, True)
         self.looped = {s[0] for s in task.low.spaces} if form in ("looped", "unrolled", "split", "tile") else set()
         self.blocks: dict[str, int] = {}
         for s in task.low.spaces:
@@ -277,11 +299,11 @@ class Tiles:
                 self.p.store_pair(store, value, *other)
 
     def _early(self) -> list[Expr]:
-        """Tiles to load before the first reduction although some are needed only after one (`early`: 1 those that vary
-        from row to row, 2 all): those that the reductions need come first."""
+        """Tiles to load before the first reduction although some are needed only after one (`early`: 1 those that are
+        others in each row, 2 all): those that the reductions need come first."""
         wanted, roots = int(self.knobs.get("early", 0)), [v for _, v in self.stores]
         every = late_loads(roots, self.low)
-        late = [e for e in every if wanted == 2 or (wanted and e.axes & set(self.low.rows))]
+        late = [e for e in every if wanted == 2 or (wanted and streams(e, self.low))]
         return [*(e for e in tile_loads(roots, self.low) if e not in every), *late] if late else []
 
     # ---- loops
@@ -450,8 +472,9 @@ class Tiles:
     def _wrap(self, grid: tuple[object, ...] | None = None) -> Source:
         p = self.p
         text, launch = function(
-            p, "kernel", grid or self._grid(), int(self.knobs["num_warps"]), int(self.knobs.get("num_stages", 1))
-        )
+            p, "kernel", grid or self._grid(), int(self.knobs["num_warps"]), int(self.knobs.get("num_stages", 1)),
+            registers=int(self.knobs.get("registers", 0)),
+        )  # fmt: skip
         return Source("cuda", module(p.prelude, [text]), (launch,), fuse_products=self.math != "exact")
 
     def _grid(self) -> tuple[object, ...]:
@@ -464,7 +487,13 @@ class Tiles:
 
 
 def function(
-    p: TritonPrinter, entry: str, grid: tuple[object, ...], num_warps: int, num_stages: int = 1, workspaces: Sequence[int] = ()
+    p: TritonPrinter,
+    entry: str,
+    grid: tuple[object, ...],
+    num_warps: int,
+    num_stages: int = 1,
+    workspaces: Sequence[int] = (),
+    registers: int = 0,
 ) -> tuple[str, Launch]:
     """A printed body as a function, and its launch: only the tensors and scalars that the body names are arguments."""
     overlaps = "af_overlap" in p.prelude
@@ -478,7 +507,7 @@ def function(
     varying = [n for n in args if n in ("rows", "reds") or n[0] == "e" or n.startswith("n_")]
     text = f"@triton.jit(do_not_specialize={varying!r})\ndef {entry}({', '.join(names)}):\n{body}\n"
     shape = (tuple(inputs), tuple(outputs), tuple(work), num_warps, num_stages)
-    launch = Launch(entry, tuple(args.values()), grid, *shape, overlaps=overlaps)
+    launch = Launch(entry, tuple(args.values()), grid, *shape, overlaps=overlaps, registers=registers)
     return text, launch
 
 

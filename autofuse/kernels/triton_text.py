@@ -83,6 +83,10 @@ def af_overlap():
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
 """,
+    "af_rcp": """@triton.jit
+def af_rcp(x):
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+""",
     "af_tanh": """@triton.jit
 def af_tanh(x):
     return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
@@ -92,6 +96,7 @@ def af_tanh(x):
 STAND_INS = {
     "af_overlap": "@triton.jit\ndef af_overlap():\n    pass\n",
     **{f"af_again{n}": f"@triton.jit\ndef af_again{n}(x):\n    return x\n" for n in (8, 16, 32)},
+    "af_rcp": "@triton.jit\ndef af_rcp(x):\n    return 1.0 / x\n",
     "af_tanh": """@triton.jit
 def af_tanh(x):
     e = tl.exp(-2.0 * tl.abs(x))
@@ -479,14 +484,19 @@ class TritonPrinter(Printer):
         if e.op == "reduce":
             return self.reduce(e)
         space = self.space(e)
-        for a in e.args:
+        given = (e.args[0].args[0],) if self._quick_exp(e) and e.args[0].op == "neg" else e.args
+        for a in given:
             self.name(a)
-        kinds = {self.kind.get(self.name(a), "s") for a in e.args}
+        kinds = {self.kind.get(self.name(a), "s") for a in given}
         kind = "t" if "t" in kinds else "r" if "r" in kinds else "s"
         if kind != "t":
             space = None
-        args = [self.text(a, space) for a in e.args]
+        args = [self.text(a, space) for a in given]
         return self.assign(self.operation(e, args, space), kind)
+
+    def _quick_exp(self, e: Expr) -> bool:
+        """Whether e is an exp by one exp2, whose argument's sign goes into the constant."""
+        return e.op == "exp" and self.math != "exact" and e.dtype == "float32"
 
     def operation(self, e: Expr, args: Sequence[str], space: tuple[str, ...] | None) -> str:
         op = e.op
@@ -512,8 +522,8 @@ class TritonPrinter(Printer):
                 return f"tl.where({x}, {self.typed(e.args[1], space)}, {args[2]})"
             return f"tl.where({x}, {args[1]}, {args[2]})"
         if op == "exp":
-            if self.math != "exact" and e.dtype == "float32":
-                return f"tl.exp2({x} * 1.4426950408889634)"
+            if self._quick_exp(e):
+                return f"tl.exp2({x} * {'-' if e.args[0].op == 'neg' else ''}1.4426950408889634)"
             return f"{self.use('af_exp')}({x})" if e.dtype == "float32" else f"tl.exp({x})"
         if op == "sqrt":
             return f"tl.sqrt_rn({x})" if self.math == "exact" and e.dtype == "float32" else f"tl.sqrt({x})"
@@ -523,8 +533,8 @@ class TritonPrinter(Printer):
             return f"tl.div_rn(tl.full((), 1.0, tl.float32), tl.sqrt_rn({x}))" if self.math == "exact" else f"tl.rsqrt({x})"
         if op in CALLS:
             return f"{CALLS[op]}({x})"
-        if op == "tanh_approx":
-            return f"{self.use('af_tanh')}({x})"
+        if op in ("tanh_approx", "rcp"):
+            return f"{self.use('af_tanh' if op == 'tanh_approx' else 'af_rcp')}({x})"
         if op == "pow":
             raise Infeasible("pow of float64 has no accurate Triton form")
         if op == "neg":

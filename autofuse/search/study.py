@@ -47,6 +47,7 @@ class SegmentStudy:
         self.trials = 0
         self.spent = False
         self._wrong: dict[str, int] = {}
+        self._times: dict[frozenset[tuple[str, int | str]], float] = {}
 
     # ---- knobs and distributions
 
@@ -128,8 +129,14 @@ class SegmentStudy:
         seed = self.kind.seed(self.task)
         return {k.name: knobs.get(k.name, seed.get(k.name, k.values[0])) for k in self.space.knobs}
 
+    def time_of(self, knobs: Mapping[str, int | str]) -> float | None:
+        """The time of a schedule that was measured, else None."""
+        return self._times.get(frozenset(knobs.items()))
+
     def _note(self, knobs: Mapping[str, int | str], median_us: float | None) -> None:
         self.trials += 1
+        if median_us is not None:
+            self._times[frozenset(knobs.items())] = median_us
         if median_us is not None and median_us < self.best_us:
             self.best_us, self.best_knobs = median_us, dict(knobs)
 

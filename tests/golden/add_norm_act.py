@@ -1,5 +1,6 @@
 @triton.jit(do_not_specialize=['rows'])
-def kernel(in0, in1, in2, out0, rows, r3_0, r0_0, r1_0):
+def kernel(in0, in1, in2, out0, rows, r0_0, r1_0, r3_0):
+    af_overlap()
     pid = tl.program_id(0)
     row = pid * 2 + tl.arange(0, 2)
     row_ok = row < rows
@@ -20,8 +21,8 @@ def kernel(in0, in1, in2, out0, rows, r3_0, r0_0, r1_0):
     v13 = v7 * v12[:, None]
     x14 = tl.load(in2 + c1, mask=m2, other=0).to(tl.float32)
     v15 = v13 * x14
-    v16 = -v15
-    v17 = tl.exp2(v16 * 1.4426950408889634)
-    v18 = 1.0 + v17
-    v19 = v15 / v18
+    v16 = tl.exp2(v15 * -1.4426950408889634)
+    v17 = 1.0 + v16
+    v18 = af_rcp(v17)
+    v19 = v15 * v18
     tl.store(out0 + b20[:, None] + c1, v19.to(tl.bfloat16), mask=(row_ok[:, None]) & m2)

@@ -1,7 +1,8 @@
 @triton.jit(do_not_specialize=['rows', 'e1'])
-def kernel(in0, in1, in2, out0, rows, e1, r3_0, r3_1, r0_0, r0_1, r1_0, r2_0):
+def kernel(in0, in1, in2, out0, rows, e1, r0_0, r0_1, r1_0, r2_0, r3_0, r3_1):
+    af_overlap()
     pid = tl.program_id(0)
-    row = pid * 64 + tl.arange(0, 64)
+    row = pid * 32 + tl.arange(0, 32)
     row_ok = row < rows
     g1 = row % e1
     q1 = row // e1

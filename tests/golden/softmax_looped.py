@@ -1,5 +1,6 @@
 @triton.jit(do_not_specialize=['rows'])
 def kernel(in0, out0, rows, r0_0, r1_0):
+    af_overlap()
     pid = tl.program_id(0)
     row = pid
     g0 = row
