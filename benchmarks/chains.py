@@ -72,7 +72,7 @@ def bench(w: Workload, options: argparse.Namespace, tuner: Tuner) -> Row:
     for mode in options.compile:
         binds["compile" if mode == "default" else "compile_max"] = peers.compiled(fn, mode)
     binds |= peers.libraries(w.entry.name, device)
-    timings, left_out = measure(binds, sets, device, protocol, options.time)
+    timings, left_out = measure(binds, sets, getattr(torch, w.dtype), device, protocol, options.time)
     for name, why in left_out.items():
         print(f"{w}: {name} is left out: {why}", file=sys.stderr, flush=True)
     if OURS not in timings:
@@ -94,7 +94,7 @@ def head(w: Workload) -> Row:
 
 
 def measure(
-    binds: dict[str, peers.Bind], sets: Sequence[tuple[Any, ...]], device: str, protocol: str, seconds: float
+    binds: dict[str, peers.Bind], sets: Sequence[tuple[Any, ...]], dtype: torch.dtype, device: str, protocol: str, seconds: float
 ) -> tuple[dict[str, Timing], dict[str, str]]:
     """Interleaved timings of the candidates that work and agree with eager, and why the others do not."""
     ready: dict[str, Sampler] = {}
@@ -107,7 +107,7 @@ def measure(
             for name, bind in binds.items():
                 try:
                     calls = [bind(*s) for s in sets]
-                    wrong = "" if name == "copy" else peers.differs(calls[0](), expected)
+                    wrong = "" if name == "copy" else peers.differs(calls[0](), expected, dtype)
                     if wrong:
                         left_out[name] = wrong
                         continue

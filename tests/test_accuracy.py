@@ -230,3 +230,27 @@ def test_the_usual_error_of_eager_counts_for_a_row_in_which_it_was_lucky() -> No
     assert judge(y, o, e).ok
     y[7] = (o[7] * (1 + 5e-5)).float()
     assert not judge(y, o, e).ok
+
+
+def test_a_sum_that_cancels_is_known_to_a_last_bit_of_its_terms() -> None:
+    """Softmax's backward: where the row's sum is near 0, another order of summing moves every element."""
+
+    def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return y * (dy - (dy * y).sum(-1, keepdim=True))
+
+    g = torch.Generator().manual_seed(7)
+    dy, y = torch.randn(2000, 1024, generator=g), torch.randn(2000, 1024, generator=g)
+    chain = trace(backward, (dy, y)).chain
+    (expected,) = expect(chain, [dy, y], dict.fromkeys(chain.symbols, 2000))
+
+    def summed(lanes: int) -> torch.Tensor:
+        """The row's sum by so many accumulators, which are then joined in pairs."""
+        terms, total = (dy * y).view(2000, -1, lanes), torch.zeros(2000, lanes)
+        for k in range(terms.shape[1]):
+            total = total + terms[:, k]
+        while total.shape[1] > 1:
+            total = total[:, ::2] + total[:, 1::2]
+        return y * (dy - total)
+
+    assert expected.verdict(summed(32)).ok
+    assert not expected.verdict(summed(1)).ok

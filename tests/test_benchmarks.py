@@ -137,11 +137,11 @@ def test_geometric_mean() -> None:
 
 def test_peers_are_compared_with_eager() -> None:
     expected = [torch.linspace(-1, 1, 64).bfloat16(), torch.arange(3)]
-    assert peers.differs((expected[0].float() * 1.01, expected[1]), expected) == ""
-    assert peers.differs((expected[0] * 1.1, expected[1]), expected).startswith("output 0 differs from eager's by 0.1")
-    assert peers.differs(expected[0], expected) == "1 outputs, not 2"
-    assert peers.differs((expected[0][:5], expected[1]), expected) == "output 0 is torch.Size([5]), not (64,)"
-    assert "differs" in peers.differs((expected[0] * torch.nan, expected[1]), expected)
+    assert peers.differs((expected[0].float() * 1.01, expected[1]), expected, torch.float32) == ""
+    assert peers.differs((expected[0] * 1.1, expected[1]), expected, torch.float32).startswith("output 0 differs from eager's by 0.1")
+    assert peers.differs(expected[0], expected, torch.float32) == "1 outputs, not 2"
+    assert peers.differs((expected[0][:5], expected[1]), expected, torch.float32) == "output 0 is torch.Size([5]), not (64,)"
+    assert "differs" in peers.differs((expected[0] * torch.nan, expected[1]), expected, torch.float32)
 
 
 def test_in_place_peers_leave_the_arguments_alone() -> None:
@@ -172,7 +172,7 @@ def test_a_peer_that_fails_or_differs_is_left_out() -> None:
         "copy": peers.copy_of(1024, "cpu"), "eager": peers.plain(entry.fn), "ours": peers.plain(partial(torch.softmax, dim=-1)),
         "wrong": peers.plain(torch.sigmoid), "broken": peers.plain(lambda x: x.no_such_thing),
     }  # fmt: skip
-    timings, left_out = measure(binds, [entry.case(4, 64), entry.case(4, 64, seed=1)], "cpu", "loop", 0.01)
+    timings, left_out = measure(binds, [entry.case(4, 64), entry.case(4, 64, seed=1)], torch.float32, "cpu", "loop", 0.01)
     assert list(timings) == ["copy", "eager", "ours"] and all(t.median_us > 0 for t in timings.values())
     assert left_out["wrong"].startswith("output 0 differs")
     assert left_out["broken"] == "AttributeError: 'Tensor' object has no attribute 'no_such_thing'"

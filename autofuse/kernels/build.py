@@ -43,6 +43,7 @@ _FLAGS = (
 )
 _loaded: dict[str, Any] = {}
 _lock = threading.Lock()
+_locks: dict[str, threading.Lock] = {}
 
 
 @lru_cache
@@ -174,6 +175,8 @@ def load(source: Source, cache: Path) -> Any:
     if found is not None:
         return found
     with _lock:
+        mine = _locks.setdefault(key, threading.Lock())
+    with mine:  # one thread builds a source, others build others
         found = _loaded.get(key)
         if found is None:
             found = _load_c(source, cache) if source.target == "cpu" else _load_triton(source, cache)

@@ -138,7 +138,9 @@ class RowReduce:
             return cpu_seed(task)
         cols, real = padded(task), widest(task)
         common: dict[str, int | str] = {"math": default_math(task), **unhinted(task), "overlap": default_overlap(task)}
-        held = {"early": 1 if 1 in early_choices(task) else 0, "persistent": 0, "registers": 0, **common}
+        # with half of what it might take a program leaves room for a second one, which loads while it reduces
+        registers = 0 if task.rows <= 2 * task.limits.sm_count else 64
+        held = {"early": 1 if 1 in early_choices(task) else 0, "persistent": 0, "registers": registers, **common}
         if _strided(task) and task.low.rows and cols > 128:
             return {
                 "form": "looped", "rows_per_program": 32, "num_warps": 8, "block_cols": 128, "num_stages": 1, "online": 1, **common,
@@ -182,7 +184,7 @@ class RowReduce:
             made += [{"early": e} for e in early_choices(task) if e != seed["early"]]
             made.append({"rows_per_program": more_rows})
             # fewer registers, more programs on a processor: one loads while another reduces
-            made += [{"registers": 64}, {"keep": "storage", "registers": 48}, {"num_warps": 2 * warps, "registers": 40}]
+            made += [{"registers": 0}, {"num_warps": 2 * warps, "registers": 40}, {"keep": "storage", "registers": 48}]
             made.append(hinted(task, "evict_first"))
             made.append({"rows_per_program": more_rows, "num_warps": 2 * warps})
             made.append({"persistent": 2})

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
+import json
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +51,7 @@ class Bench:
         if not self.ready:
             raise InputError("the first request must be a setup")
         answers: dict[Any, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-            "build": self._build, "segment": self._segment, "config": self._config, "race": self._race,
+            "build": self._build, "ahead": self._ahead, "segment": self._segment, "config": self._config, "race": self._race,
         }  # fmt: skip
         if op not in answers:
             raise InputError(f"{op!r} is no request: one of setup, {', '.join(answers)}")
@@ -83,6 +87,7 @@ class Bench:
         self.layouts = Layouts(self.fusion, self.sets[0], self.sizes)
         self._cases: list[Case] | None = None
         self._whole: Checker | None = None
+        self._built: dict[str, dict[str, Any]] = {}
         self._kept: OrderedDict[tuple[int, ...], _Recorded] = OrderedDict()
         self.ready = True
 
@@ -148,8 +153,23 @@ class Bench:
             "status": "ok", "compile_s": time.perf_counter() - start, "source_hash": kernel.source.hash, **facts,
         }  # fmt: skip
 
+    def _ahead(self, r: Mapping[str, Any]) -> dict[str, Any]:
+        """Several schedules of one segment built side by side; what fails here fails again when it is asked for."""
+        self.fusion.segment(r["nodes"])  # made once, before threads ask for it
+
+        def one(knobs: Mapping[str, Any]) -> None:
+            if self.device.type == "cuda":
+                torch.cuda.set_device(self.device)  # a thread's own
+            asked = {"nodes": r["nodes"], "kind": r["kind"], "knobs": knobs}
+            with contextlib.suppress(Exception):
+                self._built[_key(asked)] = self._build(asked)
+
+        with ThreadPoolExecutor(max(1, min(len(r["knobs"]), os.cpu_count() or 1))) as pool:
+            list(pool.map(one, r["knobs"]))
+        return {"status": "ok"}
+
     def _segment(self, r: Mapping[str, Any]) -> dict[str, Any]:
-        answer = self._build(r)
+        answer = self._built.pop(_key(r), None) or self._build(r)
         segment = self.fusion.segment(r["nodes"])
         kept = self.recorded(segment)
         kernel = None if r["kind"] == EAGER else self._kernel(segment, r)
@@ -245,6 +265,10 @@ class Bench:
         for (at, _), timing in zip(samplers, timings, strict=True):
             results[at] |= _times(timing)
         return {"status": "ok", "results": results}
+
+
+def _key(r: Mapping[str, Any]) -> str:
+    return json.dumps([list(r["nodes"]), r["kind"], r["knobs"]], sort_keys=True)
 
 
 class _Recorded:

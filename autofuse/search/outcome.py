@@ -92,7 +92,12 @@ def resources(program: Program) -> dict[str, Any]:
     """The largest of each resource over a config's kernels; nothing on a CPU."""
     compiled: list[Any] = []
     for step in program.steps:
-        for jit in step.kernel.loaded if step.kernel is not None and isinstance(step.kernel.loaded, tuple) else ():
+        if step.kernel is None or not isinstance(step.kernel.loaded, tuple):
+            continue
+        source = step.kernel.source
+        for launch, jit in zip(source.launches, step.kernel.loaded, strict=True):
+            told = launch.options(source.fuse_products)
             for cache in (getattr(jit, "device_caches", None) or {}).values():
-                compiled.extend(cache[0].values())
+                # one text is compiled for several schedules: those of this one's warps and registers
+                compiled += [c for c in cache[0].values() if all(getattr(c.metadata, n, v) == v for n, v in told.items())]
     return facts(compiled)

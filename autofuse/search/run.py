@@ -30,11 +30,13 @@ from ..workload import describe as describe_workload
 from ..workload import layout_class, layouts_of, workload_of
 from .client import Worker
 from .measure import ceilings, choose_protocol
-from .study import SegmentStudy, optimistic, shortest
+from .study import STARTUP, Proposal, SegmentStudy, optimistic, shortest
 
 ENOUGH = 0.97  # share of the roofline at which a search has nothing left to win
 FINALISTS = 3
 SEGMENT_TIMEOUT_S = 60.0
+AHEAD = 4  # schedules asked for at once, when the search goes by what it has measured
+AHEAD_TIMEOUT_S = 30.0
 TIE = 0.02  # two times closer than this are a tie, and a tie goes to the simpler config
 
 
@@ -52,6 +54,7 @@ class _Part:
     eager_us: float = math.inf
     eager_tried: bool = False
     gave_up: bool = False
+    waiting: list[Proposal] = field(default_factory=list)  # asked for and built, but not measured
 
     @property
     def best_us(self) -> float:
@@ -67,7 +70,7 @@ class _Part:
     @property
     def open(self) -> bool:
         """Whether a trial of this segment can still bring something."""
-        return self.study is not None and not self.study.spent and not self.gave_up
+        return self.study is not None and not self.gave_up and (bool(self.waiting) or not self.study.spent)
 
     def optimistic_us(self) -> float:
         if not self.open:
@@ -346,12 +349,31 @@ class Run:
             part.eager_tried = True
             part.eager_us = self.try_segment(worker, part, {}, "", EAGER) or math.inf
             return
-        proposal = study.ask()
-        if proposal is None:
+        if not part.waiting:
+            part.waiting = self.ask_ahead(worker, part)
+        if not part.waiting:
             return
+        proposal = part.waiting.pop(0)
         study.tell(proposal, self.try_segment(worker, part, proposal.knobs, proposal.source_hash, study.kind.name))
         if math.isinf(study.best_us) and study.trials >= 12:
             part.gave_up = True  # a dozen failures in a row: this segment does not build here
+
+    def ask_ahead(self, worker: Worker, part: _Part) -> list[Proposal]:
+        """The next schedules of a segment, built side by side before the first of them is measured."""
+        study, made = part.study, list[Proposal]()
+        assert study is not None
+        while len(made) < min(AHEAD if study.trials >= STARTUP else STARTUP, self.trials_budget - self.done):
+            proposal = study.ask()
+            if proposal is None:
+                break
+            made.append(proposal)
+        if len(made) > 1:
+            # what does not build, or never ends, is found again when its turn comes
+            worker.request(
+                {"op": "ahead", "nodes": list(part.nodes), "kind": study.kind.name, "knobs": [p.knobs for p in made]},
+                AHEAD_TIMEOUT_S,
+            )
+        return made
 
     # ---- the end
 
