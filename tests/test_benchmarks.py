@@ -138,7 +138,9 @@ def test_geometric_mean() -> None:
 def test_peers_are_compared_with_eager() -> None:
     expected = [torch.linspace(-1, 1, 64).bfloat16(), torch.arange(3)]
     assert peers.differs((expected[0].float() * 1.01, expected[1]), expected, torch.float32) == ""
-    assert peers.differs((expected[0] * 1.1, expected[1]), expected, torch.float32).startswith("output 0 differs from eager's by 0.1")
+    assert peers.differs((expected[0] * 1.1, expected[1]), expected, torch.float32).startswith(
+        "output 0 differs from eager's by 0.1"
+    )
     assert peers.differs(expected[0], expected, torch.float32) == "1 outputs, not 2"
     assert peers.differs((expected[0][:5], expected[1]), expected, torch.float32) == "output 0 is torch.Size([5]), not (64,)"
     assert "differs" in peers.differs((expected[0] * torch.nan, expected[1]), expected, torch.float32)

@@ -370,6 +370,57 @@ def test_pointwise_views(form: str) -> None:
         assert run(fn, (x,), "cuda", TILES[form]).message == ""
 
 
+EARLY: dict[str, Knobs] = {
+    "rows": {"form": "whole", "early": 1, "keep": "wide", "rows_per_program": 2, "num_warps": 1, "registers": 40},
+    "all": {"form": "whole", "early": 2, "keep": "wide", "rows_per_program": 1, "num_warps": 1},
+    "persistent": {"form": "whole", "early": 2, "keep": "wide", "rows_per_program": 2, "num_warps": 1, "persistent": 2},
+    "storage": {"form": "whole", "early": 2, "keep": "storage", "rows_per_program": 1, "num_warps": 1},
+    "side by side": {"form": "unrolled", "early": 2, "keep": "wide", "rows_per_program": 1, "num_warps": 1, "block_cols": 128},
+    "side by side, storage": {
+        "form": "unrolled", "early": 2, "keep": "storage", "rows_per_program": 1, "num_warps": 1, "block_cols": 128,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("form", EARLY)
+@pytest.mark.parametrize("name", ["rmsnorm_gated", "adaln_modulate", "rmsnorm_fp8_block", "layernorm"])
+def test_early_loads(name: str, form: str) -> None:
+    """Tiles that are needed after a reduction, loaded before it."""
+    for cols, dtype in ((384, torch.bfloat16), (300, torch.float32)):
+        if cols % CHAINS[name].multiple:
+            continue
+        knobs = EARLY[form] if name == "rmsnorm_gated" else {**EARLY[form], "early": 2}
+        made = run(CHAINS[name].fn, args_of(CHAINS[name], 5, cols, dtype), "cuda", knobs)
+        assert made.message == ""
+        last = {"rmsnorm_gated": "in2", "adaln_modulate": "in2", "layernorm": "in2", "rmsnorm_fp8_block": "in1"}[name]
+        assert made.sources[0].index(f"tl.load({last}") < made.sources[0].index("tl.sum(")
+
+
+def normed_pairs(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = F.rms_norm(x, (x.shape[-1],)) * w
+    return torch.stack((y[..., ::2] - y[..., 1::2], y[..., 1::2] * 2), -1).flatten(-2)
+
+
+@pytest.mark.interpret
+def test_pairs_of_columns() -> None:
+    """Columns 2k and 2k + 1 are one run of memory, not two with gaps."""
+    inputs = (data(5, 3, 64), data(5, 32), data(5, 32))
+    made = run(
+        CHAINS["rope_interleaved"].fn, inputs, "cuda", {"form": "tile", "rows_per_program": 4, "block_cols": 16, "num_warps": 1}
+    )
+    assert made.message == ""
+    assert made.sources[0].count("tl.load(in0") == made.sources[0].count("tl.store(") == 1
+    for cols in (48, 64, 66):
+        for shape in ((7, cols), (3, 2, cols)):
+            x = data(*shape, dtype=torch.bfloat16)
+            assert run(normed_pairs, (x, data(cols, dtype=torch.bfloat16)), "cuda").message == ""
+    swapped = run(lambda x: torch.stack((x[..., 1::2], x[..., ::2]), -1).flatten(-2), (data(6, 40)[:, 1:39],), "cuda")
+    assert swapped.message == ""
+    far = run(lambda x: x[..., ::2] + x[..., 2::2].sum(-1, keepdim=True), (data(6, 40),), "cuda")  # every other one alone
+    assert far.message == ""
+
+
 @pytest.mark.interpret
 @pytest.mark.parametrize(("name", "cols"), catalogue(40, 128))
 def test_catalogue_triton(name: str, cols: int) -> None:

@@ -9,7 +9,7 @@ from .base import Knob, Knobs, Source, Space, Task
 from .columns import Columns, needs_whole_rows
 from .mathmode import MODES
 from .rowreduce import padded
-from .tile import default_math, default_overlap, next_power, overlap
+from .tile import default_math, default_overlap, next_power, other_math, overlap
 
 MAX_WIDE = 2**14  # columns of a whole row: its accumulators stay in registers beside the row itself
 PER_THREAD = 128  # elements
@@ -96,7 +96,8 @@ class ColReduce:
             return []
         seed = self.seed(task)
         chunks, warps, rows = int(seed["chunks"]), int(seed["num_warps"]), int(seed["block_rows"])
-        made: list[dict[str, int | str]] = [{"chunks": 2 * chunks}, {"num_warps": 2 * warps}, {"block_rows": 2 * rows}]
+        made = other_math(task)
+        made += [{"chunks": 2 * chunks}, {"num_warps": 2 * warps}, {"block_rows": 2 * rows}]
         if "keep" in seed:
             made += [{"keep": "wide" if seed["keep"] == "storage" else "storage"}, {"chunks": task.limits.sm_count}]
         made += [{"chunks": max(1, chunks // 2)}, {"num_warps": max(1, warps // 2)}, {"overlap": 1 - int(seed["overlap"])}]

@@ -6,6 +6,7 @@ from math import prod
 
 from ..ops import ITEMSIZE
 from .base import Knob, Knobs, Source, Space, Task
+from .expr import walk
 from .mathmode import MODES
 from .split import SplitRows
 from .tile import (
@@ -15,9 +16,11 @@ from .tile import (
     default_math,
     default_overlap,
     early_choices,
+    held_tiles,
     hinted,
     hints,
     next_power,
+    other_math,
     overlap,
     unhinted,
     widest,
@@ -25,6 +28,7 @@ from .tile import (
 
 WHOLE_MAX = 2**16  # columns of a whole row in registers
 REGISTER_BYTES = 2**17  # of a row that is kept: half of what a processor's registers hold
+MANY_STEPS = 60  # expressions of a row's elements that want more registers than the row
 SPLIT_MIN = 2**13  # columns of a row that several programs share
 
 
@@ -95,7 +99,7 @@ class RowReduce:
             Knob("num_warps", (1, 2, 4, 8, 16, 32)),
             Knob("keep", ("wide", "storage"), (("form", ("whole", "unrolled")),)),
             Knob("early", early_choices(task), (("form", ("whole", "unrolled")),)),
-            Knob("registers", (0, 32, 40, 48, 56, 64, 80, 96, 128), (("form", ("whole", "unrolled")),)),
+            Knob("registers", (0, 32, 40, 48, 56, 64, 72, 80, 96, 128), (("form", ("whole", "unrolled")),)),
             Knob("persistent", (0, 1, 2, 4) if task.low.rows else (0,), (("form", ("whole", "unrolled")),)),
             Knob("block_cols", (128, 256, 512, 1024, 2048, 4096, 8192, 16384), (("form", blocks),)),
             Knob("pieces", (2, 4, 8, 16, 32, 64, 128), (("form", ("split",)),)),
@@ -138,9 +142,10 @@ class RowReduce:
             return cpu_seed(task)
         cols, real = padded(task), widest(task)
         common: dict[str, int | str] = {"math": default_math(task), **unhinted(task), "overlap": default_overlap(task)}
-        # with half of what it might take a program leaves room for a second one, which loads while it reduces
-        registers = 0 if task.rows <= 2 * task.limits.sm_count else 64
-        held = {"early": 1 if 1 in early_choices(task) else 0, "persistent": 0, "registers": registers, **common}
+        early = 1 if 1 in early_choices(task) else 0
+        registers = self._registers(task, early)
+        keep = "storage" if registers and held_tiles(task) > 1 else "wide"
+        held = {"early": early, "persistent": 0, "registers": registers, **common}
         if _strided(task) and task.low.rows and cols > 128:
             return {
                 "form": "looped", "rows_per_program": 32, "num_warps": 8, "block_cols": 128, "num_stages": 1, "online": 1, **common,
@@ -155,7 +160,7 @@ class RowReduce:
             }  # fmt: skip
         if block and real <= 2**14:
             warps = max(1, min(16, block // 256, next_power(real) // 1024))
-            return {"form": "unrolled", "rows_per_program": 1, "num_warps": warps, "keep": "wide", "block_cols": block, **held}
+            return {"form": "unrolled", "rows_per_program": 1, "num_warps": warps, "keep": keep, "block_cols": block, **held}
         if cols <= 2**14:
             rows = 1
             while task.low.rows and rows < 8 and cols * rows * 2 <= 2048 and task.rows >= 4 * rows * task.limits.sm_count:
@@ -164,10 +169,19 @@ class RowReduce:
             few = task.rows <= 2 * task.limits.sm_count
             warps = min(16, max(1, next_power(cols * rows // (256 if few else 1024))))
             least = 4 if cols * rows >= 1024 else 1
-            return {"form": "whole", "rows_per_program": rows, "num_warps": max(warps, least), "keep": "wide", **held}
+            return {"form": "whole", "rows_per_program": rows, "num_warps": max(warps, least), "keep": keep, **held}
         return {
             "form": "looped", "rows_per_program": 1, "num_warps": 16, "block_cols": 8192, "num_stages": 1, "online": 1, **common,
         }  # fmt: skip
+
+    def _registers(self, task: Task, early: int) -> int:
+        """With half of what it might take a program leaves room for a second one, which loads while it reduces."""
+        cols, steps = padded(task), sum(1 for _ in walk([s.value for s in task.low.stores]))
+        if task.rows <= 2 * task.limits.sm_count:
+            return 0
+        if early or steps > MANY_STEPS:
+            return 80 if cols <= 2**13 else 0 if steps > MANY_STEPS else 64
+        return 64
 
     def variants(self, task: Task) -> list[dict[str, int | str]]:
         if task.limits.target == "cpu":
@@ -175,7 +189,7 @@ class RowReduce:
         seed = self.seed(task)
         cols, rows, warps = padded(task), int(seed.get("rows_per_program", 1)), int(seed["num_warps"])
         more_rows = 2 * rows if task.low.rows and 2 * rows * cols <= 2**15 else rows
-        made: list[dict[str, int | str]] = []
+        made = other_math(task)[:1]
         if cols >= SPLIT_MIN and task.rows <= 4 * task.limits.sm_count:
             pieces = max(2, min(128, next_power(2 * task.limits.sm_count // max(1, task.rows)), cols // 2048))
             made.append({"form": "split", "pieces": pieces, "block_cols": 1024, "num_warps": 4, "num_stages": 1, "online": 1})
@@ -184,13 +198,14 @@ class RowReduce:
             made += [{"early": e} for e in early_choices(task) if e != seed["early"]]
             made.append({"rows_per_program": more_rows})
             # fewer registers, more programs on a processor: one loads while another reduces
-            made += [{"registers": 0}, {"num_warps": 2 * warps, "registers": 40}, {"keep": "storage", "registers": 48}]
+            kept = "storage" if seed["keep"] == "wide" else "wide"
+            made += [{"registers": 0}, {"num_warps": 2 * warps, "registers": 40}, {"keep": kept, "registers": 48}]
             made.append(hinted(task, "evict_first"))
             made.append({"rows_per_program": more_rows, "num_warps": 2 * warps})
             made.append({"persistent": 2})
             # a row that is read again in each pass is in the cache, and leaves the registers free
             made.append({"form": "looped", "block_cols": min(2**14, next_power(cols)), "rows_per_program": more_rows, "online": 0})
-        made += [hinted(task, "evict_last"), {"math": "approx"}, {"overlap": 1 - int(seed["overlap"])}]
+        made += [hinted(task, "evict_last"), *other_math(task)[1:], {"overlap": 1 - int(seed["overlap"])}]
         return made
 
     def emit(self, task: Task, knobs: Knobs) -> Source:

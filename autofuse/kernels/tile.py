@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 
+from ..chain import INPUT, Chain
 from ..cost import numel
 from ..errors import Infeasible
+from ..ops import ITEMSIZE, is_free
 from .base import Knob, Knobs, Launch, Source, Task
 from .expr import FLOATS, Expr, children, walk
 from .layout import Addressing
 from .lower import Lowered
-from .mathmode import Legal
+from .mathmode import MODES, Legal
 from .roles import Store
 from .triton_text import PRELUDE, TYPES, TritonPrinter, identity
 
@@ -85,11 +87,26 @@ def next_power(n: int) -> int:
 
 
 def default_math(task: Task) -> str:
-    """The math mode to begin with: results that are rounded to 16 bits or fewer hide what the fast forms lose."""
-    wide = [s.value for s in task.low.stores if task.chain.values[task.chain.outputs[s.access.operand]].dtype in FLOATS]
+    """The math mode to begin with: results that are rounded to 16 bits or fewer, or that eager computes from such, hide
+    what the fast forms lose."""
+    outputs, coarse = task.chain.outputs, rounded_values(task.chain)
+    wide = [
+        s.value for s in task.low.stores
+        if task.chain.values[outputs[s.access.operand]].dtype in FLOATS and outputs[s.access.operand] not in coarse
+    ]  # fmt: skip
     reads = any(v.dtype in FLOATS and len(v.shape) > 1 for v in task.chain.inputs)
     shows = any(e.op in INEXACT for e in walk(wide))
     return "exact" if wide and (reads or shows or task.low.folds) else "fast"
+
+
+def rounded_values(chain: Chain) -> set[int]:
+    """The values before which eager rounds a result of its own to 16 bits or fewer."""
+    found: set[int] = set()
+    for i, v in enumerate(chain.values):
+        made = v.op != INPUT and not is_free(v.name)
+        if any(r in found for r in v.refs) or (made and v.dtype in ITEMSIZE and "float" in v.dtype and ITEMSIZE[v.dtype] <= 2):
+            found.add(i)
+    return found
 
 
 def legal_stores(low: Lowered, mode: str, gpu: bool) -> list[tuple[Store, Expr]]:
@@ -125,10 +142,25 @@ def levels(roots: Sequence[Expr], counts: Callable[[Expr], bool]) -> dict[int, i
     return made
 
 
+def held_tiles(task: Task) -> int:
+    """How many tiles wait in registers while the first reduction is made: computed for it, and used again after it."""
+    roots, low = [s.value for s in task.low.stores], task.low
+    space = {a for s in low.spaces for a in s}
+    level = levels(roots, lambda r: True)
+    under = {c.number for e in walk(roots) if e.op == "reduce" and level[e.number] == 1 for c in walk([e])}
+    used = {c.number for e in walk(roots) if level[e.number] and e.op != "reduce" for c in children(e) if c.axes & space}
+    return sum(not level[n] for n in used & under)
+
+
 def tile_loads(roots: Sequence[Expr], low: Lowered) -> list[Expr]:
     """The tiles that are loaded from places that nothing loaded decides."""
     space = {a for s in low.spaces for a in s}
     return [e for e in walk(roots) if e.op == "load" and e.axes & space and not children(e)]
+
+
+def other_math(task: Task) -> list[dict[str, int | str]]:
+    """The faster math modes than the one to begin with."""
+    return [{"math": m} for m in MODES[MODES.index(default_math(task)) + 1 :]]
 
 
 def pieces(task: Task) -> int:

@@ -440,6 +440,7 @@ class Run:
             4 * SEGMENT_TIMEOUT_S,
         ).get("results", [])  # fmt: skip
         timed: list[tuple[ConfigRecord, float]] = []
+        spills: dict[str, bool] = {}
         for (config, _), answer in zip(keep, answers, strict=False):
             self.store.add_trial(
                 self.run_id,
@@ -447,6 +448,7 @@ class Run:
             )
             if answer["status"] == "ok":
                 timed.append((config, float(answer["median_us"])))
+                spills[config.uid] = bool(answer.get("spills"))
                 self.configs[config.uid] = timed[-1]
                 if config.plan == EAGER:
                     self.eager_us = timed[-1][1]
@@ -456,7 +458,7 @@ class Run:
             return keep[0]
         fastest = min(us for _, us in timed)
         tied = [t for t in timed if t[1] <= fastest * (1 + TIE)]
-        return min(tied, key=lambda t: ((t[0].plan != EAGER and len(t[0].schedules)) or 0, t[1]))
+        return min(tied, key=lambda t: ((t[0].plan != EAGER and len(t[0].schedules)) or 0, spills[t[0].uid], t[1]))
 
 
 def _layout_text(layouts: Layouts, reads: Sequence[int], value: int, chain: Chain, k: int) -> str:
