@@ -18,7 +18,6 @@ from .kernels.launch import Kernel, operand_of
 from .kernels.layout import Operand, bind, layout_of
 from .kernels.registry import BY_NAME, kind_of
 from .reference import evaluate
-from .workload import rows_of
 
 Schedules = Sequence[Mapping[str, int | str]]
 Bound = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -85,8 +84,8 @@ class Layouts:
         operands = [self.operands[v] for v in (*segment.reads, *segment.writes)]
         low = segment.lowered
         layout = layout_of(low, operands, mine)
-        (kept,) = bind((("rows",),), layout, low, (), mine)
-        return Task(segment.chain, low, layout, max(1, rows_of(mine)), limits, max(1, kept))
+        kept, joined = (max(1, n) for n in bind((("rows",), ("reds",)), layout, low, (), mine))
+        return Task(segment.chain, low, layout, kept * joined, limits, kept)
 
     def seed(
         self, nodes: Sequence[int], limits: Limits, pins: Mapping[str, int | str] | None = None

@@ -155,7 +155,8 @@ class Source:
 class Task:
     """One segment to make a kernel for: its lowering, the layout of its operands, its row count and the device.
 
-    kept: how many of the rows results keep, where reductions join the others
+    rows: of the kernel, static axes among them included
+    kept: how many of them results keep, where reductions join the others
     """
 
     chain: Chain

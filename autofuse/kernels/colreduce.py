@@ -19,7 +19,7 @@ class ColReduce:
     """Programs fold chunks of rows into partial results, which a second launch joins in a fixed order."""
 
     name = "colreduce"
-    version = 1
+    version = 2
 
     def match(self, task: Task) -> bool:
         """A segment with a reduction over rows."""
@@ -49,12 +49,20 @@ class ColReduce:
                 Knob("block_cols", tuple(c for c in (32, 64, 128, 256, 512, 1024) if c <= cols) or (cols,)),
                 Knob("chunks", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)),
             )
-        knobs = (*shape, Knob("num_warps", (1, 2, 4, 8, 16, 32)), Knob("math", MODES), overlap(task))
+        more = (
+            Knob("num_warps", (1, 2, 4, 8, 16, 32)),
+            Knob("num_stages", (1, 2, 3, 4)),
+            Knob("registers", (0, 64, 80, 96, 128)),
+            Knob("math", MODES),
+        )
+        knobs = (*shape, *more, overlap(task))
 
         def check(k: Knobs) -> str | None:
             tile, threads = self._tile(task, k), 32 * int(k["num_warps"])
             if tile > threads * PER_THREAD:
                 return f"over {PER_THREAD} elements a thread"
+            if threads * int(k["registers"]) > 65536:
+                return "more registers than a processor has"
             return "more threads than elements" if tile < threads // 2 and threads > 32 else None
 
         return Space(self.name, self.version, knobs, check)
@@ -72,9 +80,11 @@ class ColReduce:
             keep = "storage" if cols >= 2**13 else "wide"
             return {
                 "block_rows": rows,
-                "chunks": sms * 2 if sms > 1 and task.kept < sms else 1,
+                "chunks": sms * (2 if warps <= 8 else 1) if sms > 1 and task.kept < sms else 1,
                 "keep": keep,
                 "num_warps": warps,
+                "registers": 128 if warps == 8 else 0,
+                "num_stages": 3 if cols <= 2**13 else 2,
                 "math": math,
                 "overlap": early,
             }
@@ -87,6 +97,8 @@ class ColReduce:
             "block_cols": block,
             "chunks": chunks,
             "num_warps": max(1, min(4, rows * block // 64)),
+            "registers": 0,
+            "num_stages": 2,
             "math": math,
             "overlap": early,
         }
@@ -97,8 +109,9 @@ class ColReduce:
         seed = self.seed(task)
         chunks, warps, rows = int(seed["chunks"]), int(seed["num_warps"]), int(seed["block_rows"])
         made = other_math(task)
-        made += [{"chunks": 2 * chunks}, {"num_warps": 2 * warps}, {"block_rows": 2 * rows}]
+        made += [{"num_stages": 1}, {"num_stages": 2}, {"chunks": 2 * chunks}, {"num_warps": 2 * warps}, {"block_rows": 2 * rows}]
         if "keep" in seed:
+            made += [{"num_warps": 2 * warps, "registers": 0, "chunks": task.limits.sm_count}, {"registers": 0}]
             made += [{"keep": "wide" if seed["keep"] == "storage" else "storage"}, {"chunks": task.limits.sm_count}]
         made += [{"chunks": max(1, chunks // 2)}, {"num_warps": max(1, warps // 2)}, {"overlap": 1 - int(seed["overlap"])}]
         return made

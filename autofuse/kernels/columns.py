@@ -15,10 +15,10 @@ from .expr import FLOATS, Expr, children, walk
 from .layout import Addressing
 from .lower import Lowered
 from .roles import Store
-from .tile import function, legal_stores, module, next_power, print_in_storage
+from .tile import function, legal_stores, loop_over, module, next_power, print_in_storage
 from .triton_text import TYPES, TritonPrinter, identity
 
-STANDING = 8  # columns a thread up to which what is the same for all rows stays in registers
+STANDING = 32  # columns a thread up to which what is the same for all rows stays in registers
 JOIN_TILE = 4096  # elements that the second launch holds at once
 
 
@@ -52,7 +52,8 @@ class Columns:
         self.task, self.low, self.knobs = task, task.low, knobs
         self.math = str(knobs["math"])
         self.rows, self.chunks = int(knobs["block_rows"]), int(knobs["chunks"])
-        self.warps = int(knobs["num_warps"])
+        self.registers = int(knobs["registers"])
+        self.warps, self.stages = int(knobs["num_warps"]), int(knobs["num_stages"])
         stores = legal_stores(task.low, self.math, True)
         self.whole = [(s, v) for s, v in stores if s in task.low.whole]
         joined = [(s, v) for s, v in stores if s not in task.low.whole]
@@ -145,7 +146,7 @@ class Columns:
             if self._compensated(f):
                 p.line(f"{acc}c = tl.zeros_like({acc})")
             accs.append(acc)
-        p.line(f"for at in range(low, high, {self.rows}):")
+        p.line(f"for at in {loop_over('low', 'high', self.rows, self.stages)}:")
         with p.scope():
             p.set_rows("at", "high", reduced)
             inner = len(p.lines)
@@ -176,7 +177,7 @@ class Columns:
         p.lines[mark:mark] = [p.indent + text for g, text in p.hoisted if g not in reduced]
         self.prelude |= p.prelude
         grid = ("units", self.chunks, self._pieces(p))
-        return function(p, "fold", grid, self.warps, 1, range(len(self.folds)))
+        return function(p, "fold", grid, self.warps, self.stages, range(len(self.folds)), self.registers)
 
     def _name_standing(self, p: TritonPrinter, roots: Sequence[Expr]) -> None:
         """Print what is the same for all rows, so that it is loaded once a program."""
@@ -184,7 +185,9 @@ class Columns:
         for e in walk(roots):
             if e.op != "reduce" and not e.axes & self.low.reduced and all(c.number in stands for c in children(e)):
                 stands.add(e.number)
-                if e.op != "const":
+                if e.op == "load" and p.space(e) is not None and not children(e):
+                    p.fetch_early(e)  # as it came: it is widened where it is used
+                elif e.op != "const" and p.space(e) is None:
                     p.name(e)
 
     def _compensated(self, f: Expr) -> bool:
@@ -214,7 +217,8 @@ class Columns:
 
     def _join(self) -> tuple[str, Launch]:
         widest = max((prod(next_power(self.low.extent(a)) for a in s) for s in self.low.spaces), default=1)
-        block = widest if len(self.low.spaces) > 1 else min(widest, 128)
+        # so narrow that every processor has one
+        block = widest if len(self.low.spaces) > 1 else min(widest, 128, max(16, next_power(widest // self.task.limits.sm_count)))
         p = self._printer(1, block)
         p.along, p.along_axes = (), set()
         p.line("pid = tl.program_id(0)")

@@ -81,7 +81,7 @@ class Pointwise:
             return []
         seed = self.seed(task)
         warps = int(seed["num_warps"])
-        made = other_math(task)
+        made = [hinted(task, "evict_last"), *other_math(task)]
         if seed["form"] == "flat":
             made += [{"num_warps": 1}, {"block": 2048}, {"block": 512, "num_warps": 1}]
             block = min(1024, next_power(self._cols(task)))
@@ -90,7 +90,7 @@ class Pointwise:
             rows, block = int(seed["rows_per_program"]), int(seed["block_cols"])
             made += [{"block_cols": max(64, block // 2)}, {"rows_per_program": 2 * rows}, {"rows_per_program": max(1, rows // 2)}]
             made += [{"num_warps": 2 * warps}, {"block_cols": 2 * block}, {"num_warps": max(1, warps // 2)}]
-        made += [hinted(task, "evict_last"), hinted(task, "evict_first"), {"overlap": 1 - int(seed["overlap"])}]
+        made += [hinted(task, "evict_first"), {"overlap": 1 - int(seed["overlap"])}]
         return made
 
     def emit(self, task: Task, knobs: Knobs) -> Source:

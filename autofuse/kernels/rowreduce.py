@@ -103,7 +103,8 @@ class RowReduce:
             Knob("persistent", (0, 1, 2, 4) if task.low.rows else (0,), (("form", ("whole", "unrolled")),)),
             Knob("block_cols", (128, 256, 512, 1024, 2048, 4096, 8192, 16384), (("form", blocks),)),
             Knob("pieces", (2, 4, 8, 16, 32, 64, 128), (("form", ("split",)),)),
-            Knob("num_stages", (1, 2, 4), (("form", ("looped", "split")),)),
+            Knob("num_stages", (1, 2, 3, 4), (("form", ("looped", "split")),)),
+            Knob("num_stages", (1, 2, 3, 4), (("form", ("whole", "unrolled")), ("persistent", (1, 2, 4)))),
             Knob("online", (0, 1), (("form", ("looped", "split")),)),
             Knob("math", MODES),
             *hints(task, True),
@@ -171,7 +172,7 @@ class RowReduce:
             least = 4 if cols * rows >= 1024 else 1
             return {"form": "whole", "rows_per_program": rows, "num_warps": max(warps, least), "keep": keep, **held}
         return {
-            "form": "looped", "rows_per_program": 1, "num_warps": 16, "block_cols": 8192, "num_stages": 1, "online": 1, **common,
+            "form": "looped", "rows_per_program": 1, "num_warps": 16, "block_cols": 8192, "num_stages": 3, "online": 1, **common,
         }  # fmt: skip
 
     def _registers(self, task: Task, early: int) -> int:
@@ -192,9 +193,13 @@ class RowReduce:
         made = other_math(task)[:1]
         if cols >= SPLIT_MIN and task.rows <= 4 * task.limits.sm_count:
             pieces = max(2, min(128, next_power(2 * task.limits.sm_count // max(1, task.rows)), cols // 2048))
-            made.append({"form": "split", "pieces": pieces, "block_cols": 1024, "num_warps": 4, "num_stages": 1, "online": 1})
+            made.append({"form": "split", "pieces": pieces, "block_cols": 1024, "num_warps": 4, "num_stages": 2, "online": 1})
+        if seed["form"] == "looped":
+            made += [{"num_stages": 1}, {"num_stages": 2, "block_cols": 4096, "num_warps": 8}, {"num_warps": 32}]
+            made.append(hinted(task, "reuse"))
         if seed["form"] in ("whole", "unrolled"):
-            made += [{"num_warps": 2 * warps}, {"num_warps": max(1, warps // 2)}]
+            # inputs that stay in the cache make way for no output
+            made += [hinted(task, "evict_last"), {"num_warps": 2 * warps}, {"num_warps": max(1, warps // 2)}]
             made += [{"early": e} for e in early_choices(task) if e != seed["early"]]
             made.append({"rows_per_program": more_rows})
             # fewer registers, more programs on a processor: one loads while another reduces
@@ -202,10 +207,12 @@ class RowReduce:
             made += [{"registers": 0}, {"num_warps": 2 * warps, "registers": 40}, {"keep": kept, "registers": 48}]
             made.append(hinted(task, "evict_first"))
             made.append({"rows_per_program": more_rows, "num_warps": 2 * warps})
-            made.append({"persistent": 2})
+            made += [{"persistent": 2, "num_stages": 3, "registers": 0}, {"persistent": 4, "num_stages": 2, "registers": 0}]
             # a row that is read again in each pass is in the cache, and leaves the registers free
             made.append({"form": "looped", "block_cols": min(2**14, next_power(cols)), "rows_per_program": more_rows, "online": 0})
-        made += [hinted(task, "evict_last"), *other_math(task)[1:], {"overlap": 1 - int(seed["overlap"])}]
+            if cols > 2**14:
+                made.insert(1, {"form": "looped", "block_cols": 8192, "num_warps": 16, "num_stages": 3, "online": 1})
+        made += [*other_math(task)[1:], {"overlap": 1 - int(seed["overlap"])}]
         return made
 
     def emit(self, task: Task, knobs: Knobs) -> Source:

@@ -288,7 +288,7 @@ class Tiles:
             for e in walk([v for _, v in self.stores]):  # what is the same for all rows is loaded once
                 if e.op == "load" and not e.axes & rows and p.space(e) is not None:
                     p.name(e)
-        p.line(f"for tile in range(pid, tl.cdiv(rows, {self.rows}), {programs}):")
+        p.line(f"for tile in {self._loop_over('pid', f'tl.cdiv(rows, {self.rows})', programs)}:")
         with p.scope():
             p.set_rows(f"tile * {self.rows}" if p.rowdim else "tile", "rows", kept)
             mark = len(p.lines)
@@ -339,6 +339,9 @@ class Tiles:
         return [*(e for e in tile_loads(roots, self.low) if e not in every), *late] if late else []
 
     # ---- loops
+
+    def _loop_over(self, low: object, high: object, step: object) -> str:
+        return loop_over(low, high, step, int(self.knobs.get("num_stages", 1)))
 
     def _levels(self) -> int:
         """Number every expression by how many looped reductions lie under it; the largest of a reduction's."""
@@ -403,7 +406,7 @@ class Tiles:
                 p.line(f"{acc} = tl.full(({shape},), {identity(r.attr[0], r.dtype)}, {TYPES[r.dtype]})")
         start = p.fresh("i")
         low, high = self._range(space)
-        p.line(f"for {start} in range({low}, {high}, {block}):")
+        p.line(f"for {start} in {self._loop_over(low, high, block)}:")
         with p.scope():
             for k, a in enumerate(space):
                 p.set_column(a, start if k == 0 else "0", n % block == 0 if k == 0 else self.low.extent(a) == p.blocks[a])
@@ -516,6 +519,11 @@ class Tiles:
             s = self.low.spaces[0]
             return ("rows", self.rows, -(-self.low.extent(s[0]) // self.p.blocks[s[0]]))
         return ("rows", self.rows, 1)
+
+
+def loop_over(low: object, high: object, step: object, stages: int) -> str:
+    """A loop's range; with several stages the loads of later passes are under way while one is computed."""
+    return f"tl.range({low}, {high}, {step}, num_stages={stages})" if stages > 1 else f"range({low}, {high}, {step})"
 
 
 def function(

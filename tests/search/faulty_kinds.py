@@ -58,6 +58,9 @@ class Faulty:
     def seed(self, task: Task) -> dict[str, int | str]:
         return {"fault": "none"}
 
+    def variants(self, task: Task) -> list[dict[str, int | str]]:
+        return []
+
     def emit(self, task: Task, knobs: Knobs) -> Source:
         fault = str(knobs["fault"])
         if fault == "memory":

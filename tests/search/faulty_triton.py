@@ -32,6 +32,9 @@ class FaultyTriton:
     def seed(self, task: Task) -> dict[str, int | str]:
         return {"fault": "none"}
 
+    def variants(self, task: Task) -> list[dict[str, int | str]]:
+        return []
+
     def emit(self, task: Task, knobs: Knobs) -> Source:
         fault = str(knobs["fault"])
         text = f"""import triton
