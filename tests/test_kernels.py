@@ -16,6 +16,7 @@ from torch import Tensor
 
 from autofuse.fusion import check
 from autofuse.kernels.c_text import PRELUDE as C_PRELUDE
+from autofuse.kernels.mathmode import MODES
 from autofuse.kernels.registry import kind_of
 from autofuse.program import Layouts
 from autofuse.trace import sizes_of, trace
@@ -380,6 +381,26 @@ EARLY: dict[str, Knobs] = {
         "form": "unrolled", "early": 2, "keep": "storage", "rows_per_program": 1, "num_warps": 1, "block_cols": 128,
     },
 }  # fmt: skip
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("math", MODES)
+@pytest.mark.parametrize("fn", [torch.sin, torch.cos])
+def test_sines(fn: Fn, math: str) -> None:
+    """Of every magnitude, near multiples of pi / 2, and of what has no sine; rows of near arguments alone are as exact."""
+    g = torch.Generator().manual_seed(3)
+    wide = torch.exp2(torch.empty(8, 256, dtype=torch.float64).uniform_(-30, 127.9, generator=g)).float()
+    near = (torch.arange(-1024, 1024).double() * (torch.pi / 2)).float().view(8, 256)
+    worst = torch.tensor([16367173 * 2.0**72, 1e5, 100000.01, -1e5, 3.4e38, 8.5e37, 1e-40, 0.0]).repeat(8, 32)
+    for x in (wide, -wide, near, worst, data(8, 256) * 4):
+        y = run(lambda x: fn(x), (x,), "cuda", {"math": math})
+        assert y.message == ""
+        error = (y.outputs[0].double() - fn(x.double())).abs()
+        assert float(error.max()) < 1.3e-7
+    special = torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0, 0.0, 1.0, 2e5, -3.0] * 4).view(1, 32)
+    (got,) = run(lambda x: fn(x), (special,), "cuda", {"math": math}).outputs
+    assert got[0, :3].isnan().all() and not got[0, 3:8].isnan().any()
+    assert fn is torch.cos or torch.signbit(got[0, 3:5]).tolist() == [True, False]
 
 
 @pytest.mark.interpret

@@ -19,6 +19,7 @@ from .expr import FLOATS, Access, Builder, Expr, walk
 from .layout import INDEX, Address, Addressing
 from .lower import Lowered
 from .roles import Store
+from .trig import TRIG
 
 TYPES = {
     "float32": "tl.float32", "float64": "tl.float64", "bfloat16": "tl.bfloat16", "float16": "tl.float16",
@@ -83,6 +84,7 @@ def af_overlap():
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
 """,
+    "af_trig": TRIG,
     "af_rcp": """@triton.jit
 def af_rcp(x):
     return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
@@ -531,6 +533,9 @@ class TritonPrinter(Printer):
             if e.dtype == "float64":
                 return f"1.0 / tl.sqrt({x})"
             return f"tl.div_rn(tl.full((), 1.0, tl.float32), tl.sqrt_rn({x}))" if self.math == "exact" else f"tl.rsqrt({x})"
+        if op in ("sin", "cos") and e.dtype == "float32":
+            self.use("af_trig")
+            return f"af_{op}({self.typed(e.args[0], space)})"
         if op in CALLS:
             return f"{CALLS[op]}({x})"
         if op in ("tanh_approx", "rcp"):
