@@ -37,7 +37,7 @@ from autofuse.search.tuner import Tuner
 from autofuse.store.store import Store
 from autofuse.trace import sizes_of, trace
 from autofuse.workload import layouts_of, workload_of
-from benchmarks import peers
+from benchmarks import peers, warm
 from benchmarks.report import OURS, Row, merge, read, report, write
 from benchmarks.suites import SUITES, Workload, at_shapes, part, workloads
 from examples.entries import CATALOGUE
@@ -192,6 +192,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--time", type=float, default=0.3, help="seconds of timing for each candidate")
     parser.add_argument("--limit", type=float, default=1e9, help="stop starting workloads after this many seconds")
+    parser.add_argument("--warm", type=int, metavar="N", help="build everything first, on N processes")
     parser.add_argument("--store", help="keep the results here; default: a new store that is thrown away")
     parser.add_argument("--json", help="write every row here")
     options = parser.parse_args()
@@ -206,6 +207,9 @@ def main() -> None:
         torch._dynamo.config.recompile_limit = 512
         where, env = describe(options.device).name, environment(options.device)
         print(f"{len(every)} workloads on {where}, torch {env.torch}, triton {env.triton}", file=sys.stderr, flush=True)
+        if options.warm:
+            warm.keep_no_choices()
+            warm.warm(every, options.device, options.compile, options.trials, options.warm)
         with tempfile.TemporaryDirectory() as folder:
             for row in run(every, options, options.store or str(Path(folder) / "bench.db")):
                 rows.append({**row, "device": where, "torch": env.torch, "triton": env.triton})

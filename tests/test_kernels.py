@@ -290,16 +290,25 @@ def test_views_keep_eagers_strides(groups: str) -> None:
 FORMS: dict[str, Knobs] = {
     "whole": {"form": "whole", "rows_per_program": 1, "num_warps": 1, "overlap": 1},
     "whole_rows": {"form": "whole", "rows_per_program": 4, "num_warps": 1},
-    "looped": {"form": "looped", "block_cols": 16, "online": 0, "rows_per_program": 1, "num_warps": 1},
+    "looped": {"form": "looped", "block_cols": 16, "online": 0, "rows_per_program": 1, "num_warps": 1, "turn": 1},
     "looped_online": {"form": "looped", "block_cols": 16, "online": 1, "rows_per_program": 1, "num_warps": 1},
     "whole_storage": {"form": "whole", "rows_per_program": 2, "num_warps": 1, "keep": "storage", "in0": "evict_first"},
-    "persistent": {"form": "whole", "rows_per_program": 2, "num_warps": 1, "persistent": 1},
+    "persistent": {"form": "whole", "rows_per_program": 2, "num_warps": 1, "persistent": 1, "num_stages": 2},
     "persistent_storage": {"form": "whole", "rows_per_program": 1, "num_warps": 1, "persistent": 2, "keep": "storage"},
     "unrolled": {"form": "unrolled", "rows_per_program": 1, "block_cols": 16, "num_warps": 1},
     "unrolled_rows": {"form": "unrolled", "rows_per_program": 4, "block_cols": 32, "num_warps": 1, "persistent": 1},
     "unrolled_storage": {"form": "unrolled", "rows_per_program": 2, "block_cols": 16, "num_warps": 1, "keep": "storage"},
     "split": {"form": "split", "pieces": 3, "block_cols": 8, "online": 0, "num_warps": 1},
-    "split_online": {"form": "split", "pieces": 4, "block_cols": 8, "online": 1, "num_warps": 1, "in0": "reuse", "overlap": 1},
+    "split_online": {
+        "form": "split",
+        "pieces": 4,
+        "block_cols": 8,
+        "online": 1,
+        "num_warps": 1,
+        "in0": "reuse",
+        "overlap": 1,
+        "turn": 1,
+    },
     "looped_rows": {"form": "looped", "block_cols": 32, "online": 1, "rows_per_program": 4, "num_warps": 1, "num_stages": 2},
 }
 FEW_FORMS = {k: FORMS[k] for k in ("whole_rows", "unrolled_storage", "looped_online", "split_online")}

@@ -106,6 +106,7 @@ class RowReduce:
             Knob("num_stages", (1, 2, 3, 4), (("form", ("looped", "split")),)),
             Knob("num_stages", (1, 2, 3, 4), (("form", ("whole", "unrolled")), ("persistent", (1, 2, 4)))),
             Knob("online", (0, 1), (("form", ("looped", "split")),)),
+            Knob("turn", (0, 1), (("form", ("looped", "split")),)),
             Knob("math", MODES),
             *hints(task, True),
             overlap(task),
@@ -149,14 +150,16 @@ class RowReduce:
         held = {"early": early, "persistent": 0, "registers": registers, **common}
         if _strided(task) and task.low.rows and cols > 128:
             return {
-                "form": "looped", "rows_per_program": 32, "num_warps": 8, "block_cols": 128, "num_stages": 1, "online": 1, **common,
+                "form": "looped", "rows_per_program": 32, "num_warps": 8, "block_cols": 128, "num_stages": 1, "online": 1,
+                "turn": 0, **common,
             }  # fmt: skip
         block = _side_by_side(task)
         kept = _row_bytes(task)
         if real > 2**14 and kept <= REGISTER_BYTES and len(task.low.spaces) == 1 and real <= WHOLE_MAX:
             # as it came, a row takes up to half of a processor's registers, and little beside it where few are widened at once
+            warps = 16 if kept <= REGISTER_BYTES // 2 else 32
             return {
-                "form": "unrolled", "rows_per_program": 1, "num_warps": 16 if real <= 2**15 else 32, "keep": "storage",
+                "form": "unrolled", "rows_per_program": 1, "num_warps": warps, "keep": "storage",
                 "block_cols": 4096 if real <= 2**15 else 8192, **held,
             }  # fmt: skip
         if block and real <= 2**14:
@@ -172,7 +175,8 @@ class RowReduce:
             least = 4 if cols * rows >= 1024 else 1
             return {"form": "whole", "rows_per_program": rows, "num_warps": max(warps, least), "keep": keep, **held}
         return {
-            "form": "looped", "rows_per_program": 1, "num_warps": 16, "block_cols": 8192, "num_stages": 3, "online": 1, **common,
+            "form": "looped", "rows_per_program": 1, "num_warps": 16, "block_cols": 8192, "num_stages": 1, "online": 1, "turn": 1,
+            **common,
         }  # fmt: skip
 
     def _registers(self, task: Task, early: int) -> int:
@@ -193,9 +197,15 @@ class RowReduce:
         made = other_math(task)[:1]
         if cols >= SPLIT_MIN and task.rows <= 4 * task.limits.sm_count:
             pieces = max(2, min(128, next_power(2 * task.limits.sm_count // max(1, task.rows)), cols // 2048))
-            made.append({"form": "split", "pieces": pieces, "block_cols": 1024, "num_warps": 4, "num_stages": 2, "online": 1})
+            made.append(
+                {"form": "split", "pieces": pieces, "block_cols": 1024, "num_warps": 4, "num_stages": 2, "online": 1, "turn": 1}
+            )
         if seed["form"] == "looped":
-            made += [{"num_stages": 1}, {"num_stages": 2, "block_cols": 4096, "num_warps": 8}, {"num_warps": 32}]
+            made += [
+                {"num_warps": 32, "block_cols": 2**14},
+                {"num_stages": 2, "block_cols": 4096, "num_warps": 8},
+                {"num_stages": 3},
+            ]
             made.append(hinted(task, "reuse"))
         if seed["form"] in ("whole", "unrolled"):
             # inputs that stay in the cache make way for no output
@@ -209,9 +219,17 @@ class RowReduce:
             made.append({"rows_per_program": more_rows, "num_warps": 2 * warps})
             made += [{"persistent": 2, "num_stages": 3, "registers": 0}, {"persistent": 4, "num_stages": 2, "registers": 0}]
             # a row that is read again in each pass is in the cache, and leaves the registers free
-            made.append({"form": "looped", "block_cols": min(2**14, next_power(cols)), "rows_per_program": more_rows, "online": 0})
+            made.append(
+                {
+                    "form": "looped",
+                    "block_cols": min(2**14, next_power(cols)),
+                    "rows_per_program": more_rows,
+                    "online": 0,
+                    "turn": 0,
+                }
+            )
             if cols > 2**14:
-                made.insert(1, {"form": "looped", "block_cols": 8192, "num_warps": 16, "num_stages": 3, "online": 1})
+                made.insert(1, {"form": "looped", "block_cols": 8192, "num_warps": 16, "num_stages": 1, "online": 1, "turn": 1})
         made += [*other_math(task)[1:], {"overlap": 1 - int(seed["overlap"])}]
         return made
 

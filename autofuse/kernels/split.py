@@ -38,7 +38,9 @@ class SplitRows(Tiles):
         for level in range(1, top + 2):
             self.p = p = self._printer()
             p.last_pass = level == top + 1
-            p.line("pid = tl.program_id(0)")
+            self.backward = self.turns(level)
+            # the rows that were read last come first, too
+            p.line("pid = tl.num_programs(0) - 1 - tl.program_id(0)" if self.backward else "pid = tl.program_id(0)")
             p.line("piece = tl.program_id(1)")
             p.set_rows("pid", "rows", p.addressing.kept)
             mark = len(p.lines)

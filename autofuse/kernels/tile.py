@@ -241,6 +241,7 @@ class Tiles:
         self.p = self._printer()
         self.p.find_pairs([v for _, v in self.stores])
         self.level: dict[int, int] = {}
+        self.backward = False
         self.side: dict[tuple[str, ...], list[Block]] = {}
         self.online = (
             find_online([e for e in walk([v for _, v in self.stores]) if e.op == "reduce"])
@@ -353,6 +354,10 @@ class Tiles:
     def _looped_reduces(self) -> list[Expr]:
         return [e for e in walk([v for _, v in self.stores]) if e.op == "reduce" and self.looped & set(e.attr[1])]
 
+    def turns(self, level: int) -> bool:
+        """Whether a pass runs from the end of the row: it meets first what the pass before it has left in the cache."""
+        return bool(self.knobs.get("turn")) and level % 2 == 0
+
     def _loops(self) -> None:
         p, low = self.p, self.low
         top = self._levels()
@@ -360,6 +365,7 @@ class Tiles:
         left = list(self.stores)
         for level in range(1, top + 2):
             p.last_pass = level == top + 1
+            self.backward = self.turns(level)
             for space in low.spaces:
                 mine = [r for r in reduces if self.level[r.number] == level and p.space(r.args[0]) == space]
                 writes = [(s, v) for s, v in left if self.level[v.number] < level and self._space_of(s) == space]
@@ -408,6 +414,9 @@ class Tiles:
         low, high = self._range(space)
         p.line(f"for {start} in {self._loop_over(low, high, block)}:")
         with p.scope():
+            if self.backward:  # the first block comes last
+                both = str((n - 1) // block * block) if low == "0" else f"2 * {low} + ({high} - {low} - 1) // {block} * {block}"
+                start = p.assign(f"{both} - {start}", "s", "i")
             for k, a in enumerate(space):
                 p.set_column(a, start if k == 0 else "0", n % block == 0 if k == 0 else self.low.extent(a) == p.blocks[a])
             for r in reduces:

@@ -30,12 +30,12 @@ from ..workload import describe as describe_workload
 from ..workload import layout_class, layouts_of, workload_of
 from .client import Worker
 from .measure import ceilings, choose_protocol
-from .study import STARTUP, Proposal, SegmentStudy, optimistic, shortest
+from .study import Proposal, SegmentStudy, optimistic, shortest
 
 ENOUGH = 0.97  # share of the roofline at which a search has nothing left to win
 FINALISTS = 3
 SEGMENT_TIMEOUT_S = 60.0
-AHEAD = 4  # schedules asked for at once, when the search goes by what it has measured
+AHEAD = 4  # schedules asked for and built at once
 AHEAD_TIMEOUT_S = 30.0
 TIE = 0.02  # two times closer than this are a tie, and a tie goes to the simpler config
 
@@ -362,7 +362,7 @@ class Run:
         """The next schedules of a segment, built side by side before the first of them is measured."""
         study, made = part.study, list[Proposal]()
         assert study is not None
-        while len(made) < min(AHEAD if study.trials >= STARTUP else STARTUP, self.trials_budget - self.done):
+        while len(made) < min(AHEAD, self.trials_budget - self.done):
             proposal = study.ask()
             if proposal is None:
                 break
