@@ -427,6 +427,30 @@ def test_early_loads(name: str, form: str) -> None:
         assert made.sources[0].index(f"tl.load({last}") < made.sources[0].index("tl.sum(")
 
 
+def variance(x: torch.Tensor) -> torch.Tensor:
+    return x.var(-1, correction=0)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("offset_by", [0.0, 1e4, -3e6])
+@pytest.mark.parametrize("cols", [48, 64, 100, 333])
+def test_a_variance_in_one_pass(cols: int, offset_by: float) -> None:
+    """Exact with a large offset, and where the row's first element lies far from all others."""
+    x = data(6, cols) + offset_by
+    x[2, 0], x[3, 7], x[5] = offset_by + 1000, offset_by - 500, offset_by
+    right = x.double().var(-1, correction=0)
+    for rows, block in ((1, 16), (4, 32)):
+        knobs: Knobs = {"form": "looped", "online": 1, "block_cols": block, "rows_per_program": rows, "math": "fast"}
+        made = run(variance, (x,), "cuda", knobs)
+        assert made.sources[0].count("tl.load(") == 2  # the first block, and one pass
+        # about a unit in the last place for each of the elements of a place
+        assert ((made.outputs[0] - right).abs() <= 2 * (4 + cols / block) * 1.2e-7 * right).all()
+        assert run(lambda x: F.layer_norm(x, x.shape[-1:]), (x.bfloat16(),), "cuda", knobs).message == ""
+    special = data(4, cols)
+    special[0, 3], special[1, 5], special[2, 0] = torch.inf, torch.nan, 1e30
+    assert run(variance, (special,), "cuda", knobs).message == ""
+
+
 def normed_pairs(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     y = F.rms_norm(x, (x.shape[-1],)) * w
     return torch.stack((y[..., ::2] - y[..., 1::2], y[..., 1::2] * 2), -1).flatten(-2)

@@ -175,7 +175,8 @@ class RowReduce:
             least = 4 if cols * rows >= 1024 else 1
             return {"form": "whole", "rows_per_program": rows, "num_warps": max(warps, least), "keep": keep, **held}
         return {
-            "form": "looped", "rows_per_program": 1, "num_warps": 16, "block_cols": 8192, "num_stages": 1, "online": 1, "turn": 1,
+            "form": "looped", "rows_per_program": 1, "num_warps": 16, "num_stages": 1, "online": 1, "turn": 1,
+            "block_cols": 8192 if len(task.low.reduces) < 5 else 4096,  # each keeps a block of registers or more
             **common,
         }  # fmt: skip
 

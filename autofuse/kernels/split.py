@@ -79,7 +79,7 @@ class SplitRows(Tiles):
         """The reductions of earlier launches, from what the pieces of this row gave."""
         p = self.p
         online = {o.total.number: o for o in self.online}
-        tops = {o.top.number for o in self.online}
+        firsts = {o.first.number for o in self.online}
         if not done:
             return
         pad = next_power(self.pieces)
@@ -93,14 +93,14 @@ class SplitRows(Tiles):
             return p.assign(f"tl.load({text})", "v", "w")
 
         for r in done:
-            if r.number in tops:
+            if r.number in firsts:
                 continue
             if r.number in online:
                 o = online[r.number]
-                m, s = parts(o.top), parts(r)
+                m, s = parts(o.first), parts(r)
                 top = p.assign(f"tl.max({m}, axis=0)", "s", "s")
                 exp = "tl.exp" if o.f.dtype == "float64" or self.math != "exact" else p.use("af_exp")
-                p.define(o.top, top)
+                p.define(o.first, top)
                 p.define(r, p.assign(f"tl.sum({s} * {exp}({m} - {top}), axis=0)", "s", "s"))
                 continue
             p.define(r, p.assign(p.reduce_text(parts(r), r.attr[0], ("every",), ("every",)), "s", "s"))

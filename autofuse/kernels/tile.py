@@ -17,6 +17,7 @@ from .expr import FLOATS, Expr, children, walk
 from .layout import Addressing
 from .lower import Lowered
 from .mathmode import MODES, Legal
+from .onepass import OnePass, moments, softmax_sums
 from .roles import Store
 from .triton_text import PRELUDE, TYPES, TritonPrinter, identity
 
@@ -113,25 +114,6 @@ def legal_stores(low: Lowered, mode: str, gpu: bool) -> list[tuple[Store, Expr]]
     """Every write with its value in a math mode."""
     legal = Legal(low.b, mode, gpu)
     return [(s, legal(s.value)) for s in low.stores]
-
-
-class OnlineSoftmax:
-    """sum over exp(f - max f), found in a segment: one pass keeps the running maximum and the rescaled sum."""
-
-    def __init__(self, total: Expr, top: Expr, f: Expr) -> None:
-        self.total, self.top, self.f = total, top, f
-
-
-def find_online(reduces: Sequence[Expr]) -> list[OnlineSoftmax]:
-    """The softmax sums whose maximum and sum can be one pass."""
-    found = []
-    for r in reduces:
-        if r.attr[0] != "sum" or r.args[0].op != "exp":
-            continue
-        d = r.args[0].args[0]
-        if d.op == "sub" and d.args[1].op == "reduce" and d.args[1].attr == ("max", r.attr[1]) and d.args[1].args[0] is d.args[0]:
-            found.append(OnlineSoftmax(r, d.args[1], d.args[0]))
-    return found
 
 
 def levels(roots: Sequence[Expr], counts: Callable[[Expr], bool]) -> dict[int, int]:
@@ -243,11 +225,13 @@ class Tiles:
         self.level: dict[int, int] = {}
         self.backward = False
         self.side: dict[tuple[str, ...], list[Block]] = {}
-        self.online = (
-            find_online([e for e in walk([v for _, v in self.stores]) if e.op == "reduce"])
-            if form in ("looped", "split") and knobs.get("online") == 1
-            else []
-        )
+        self.online: list[OnePass] = []
+        if form in ("looped", "split") and knobs.get("online") == 1:
+            reduces = [e for e in walk([v for _, v in self.stores]) if e.op == "reduce"]
+            self.online = softmax_sums(reduces)
+            if form == "looped":
+                columns = {a: self.low.extent(a) for s in self.low.spaces for a in s}
+                self.online += moments(reduces, columns, self.low.spaces)
 
     def _printer(self) -> TritonPrinter:
         p = TritonPrinter(self.low, Addressing(self.low, self.task.layout), self.rows, self.blocks, self.math, self.form == "flat")
@@ -346,7 +330,7 @@ class Tiles:
 
     def _levels(self) -> int:
         """Number every expression by how many looped reductions lie under it; the largest of a reduction's."""
-        paired = {o.total.number for o in self.online}  # an online sum comes with its maximum
+        paired = {o.total.number for o in self.online}  # which come with the reduction that they need
         roots = [v for _, v in self.stores]
         self.level = levels(roots, lambda r: r.number not in paired and bool(self.looped & set(r.attr[1])))
         return max((self.level[r.number] for r in self._looped_reduces()), default=0)
@@ -393,25 +377,22 @@ class Tiles:
     def _loop(self, space: tuple[str, ...], reduces: Sequence[Expr], writes: Sequence[tuple[Store, Expr]]) -> None:
         p = self.p
         online = {o.total.number: o for o in self.online if o.total in reduces}
-        tops = {o.top.number for o in online.values()}
+        firsts = {o.first.number for o in online.values()}
         bodies = [online[r.number].f if r.number in online else r.args[0] for r in reduces]
         self._hoist([*bodies, *(v for _, v in writes)])
         axis = space[0]
         n, block = self.low.extent(axis), p.blocks[axis]
-        shape = ", ".join(str(x) for x in ([self.rows] if self.rows > 1 else []) + [p.blocks[a] for a in space])
+        extents = [*([self.rows] if self.rows > 1 else []), *(p.blocks[a] for a in space)]
+        shape = f"({', '.join(map(str, extents))},)"
+        low, high = self._range(space)
         accumulators: dict[int, str] = {}
         for r in reduces:
-            if r.number in tops:
-                continue
-            acc = p.fresh("acc")
-            accumulators[r.number] = acc
             if r.number in online:
-                p.line(f"{acc}m = tl.full(({shape},), -3.4028234663852886e38, {TYPES[r.dtype]})")
-                p.line(f"{acc} = tl.zeros(({shape},), {TYPES[r.dtype]})")
-            else:
-                p.line(f"{acc} = tl.full(({shape},), {identity(r.attr[0], r.dtype)}, {TYPES[r.dtype]})")
+                online[r.number].begin(p, shape, space, low)
+            elif r.number not in firsts:
+                acc = accumulators[r.number] = p.fresh("acc")
+                p.line(f"{acc} = tl.full({shape}, {identity(r.attr[0], r.dtype)}, {TYPES[r.dtype]})")
         start = p.fresh("i")
-        low, high = self._range(space)
         p.line(f"for {start} in {self._loop_over(low, high, block)}:")
         with p.scope():
             if self.backward:  # the first block comes last
@@ -420,24 +401,17 @@ class Tiles:
             for k, a in enumerate(space):
                 p.set_column(a, start if k == 0 else "0", n % block == 0 if k == 0 else self.low.extent(a) == p.blocks[a])
             for r in reduces:
-                if r.number in tops:
-                    continue
-                acc, kind = accumulators[r.number], r.attr[0]
                 if r.number in online:
-                    self._online_step(acc, online[r.number], space)
-                    continue
-                text = p.masked(r.args[0], kind, space)
-                p.accumulate(acc, kind, text)
+                    online[r.number].step(p, space)
+                elif r.number not in firsts:
+                    p.accumulate(accumulators[r.number], r.attr[0], p.masked(r.args[0], r.attr[0], space))
             self._print_stores(writes)
         for r in reduces:
-            if r.number in tops:
-                continue
-            acc = accumulators[r.number]
             if r.number in online:
-                self._online_end(acc, online[r.number], space)
-                continue
-            name = p.assign(p.reduce_text(acc, r.attr[0], r.attr[1], space), p.reduced_kind(r.attr[1], space), "s")
-            p.define(r, name)
+                online[r.number].end(p, space)
+            elif r.number not in firsts:
+                text = p.reduce_text(accumulators[r.number], r.attr[0], r.attr[1], space)
+                p.define(r, p.assign(text, p.reduced_kind(r.attr[1], space), "s"))
 
     def _unrolled(self, space: tuple[str, ...], reduces: Sequence[Expr], writes: Sequence[tuple[Store, Expr]]) -> None:
         """A pass over blocks that lie side by side in registers: a row of 5 x 1024 columns is no tile of 8192."""
@@ -485,31 +459,6 @@ class Tiles:
     def _range(self, space: tuple[str, ...]) -> tuple[str, str]:
         """The columns that a loop passes over."""
         return "0", str(self.low.extent(space[0]))
-
-    def _online_step(self, acc: str, o: OnlineSoftmax, space: tuple[str, ...]) -> None:
-        """One exp an element: of -|x - m|, which rescales the old sum where x is a new maximum and is x's own term
-        where it is not. m starts at the least finite number, so that -inf adds nothing."""
-        p = self.p
-        x = p.assign(p.masked(o.f, "max", space), "t")
-        e = p.fresh()
-        exp = "tl.exp2({} * 1.4426950408889634)" if self.math != "exact" else p.use("af_exp") + "({})"
-        if o.f.dtype == "float64":
-            exp = "tl.exp({})"
-        p.line(f"{e} = {exp.format(f'(-tl.abs({x} - {acc}m))')}")
-        p.line(f"{acc} = tl.where({x} > {acc}m, {acc} * {e} + 1.0, {acc} + {e})")
-        p.line(f"{acc}m = tl.maximum({acc}m, {x})")
-
-    def _online_end(self, acc: str, o: OnlineSoftmax, space: tuple[str, ...]) -> None:
-        p = self.p
-        axes = o.total.attr[1]
-        kind = p.reduced_kind(axes, space)
-        m = p.assign(p.reduce_text(f"{acc}m", "max", axes, space), kind, "s")
-        p.define(o.top, m)
-        wide = m + p.expand(0, p.rank(space)) if kind == "r" else m
-        exp = "tl.exp" if o.f.dtype == "float64" else ("tl.exp" if self.math != "exact" else p.use("af_exp"))
-        s = p.assign(p.reduce_text(f"({acc} * {exp}({acc}m - {wide}))", "sum", axes, space), kind, "s")
-        s = p.assign(f'tl.where({m} == float("inf"), float("nan"), {s})', kind, "s")
-        p.define(o.total, s)
 
     # ---- the function around it
 
