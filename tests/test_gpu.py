@@ -72,6 +72,22 @@ def test_long_rows(entry: Entry) -> None:
         right(entry.fn, args, autofuse.fuse(entry.fn)(*args))
 
 
+@pytest.mark.parametrize("pieces", [2, 4, 16])
+@pytest.mark.parametrize("entry", LONG, ids=lambda e: e.name)
+def test_rows_of_several_programs_that_wait(entry: Entry, pieces: int) -> None:
+    """More rows than there is room for at once, and a few; each time the same bits."""
+    knobs: Knobs = {
+        "form": "joint", "pieces": pieces, "block_cols": 4096, "num_warps": 16, "keep": "storage", "registers": 0,
+        "rows_per_program": 1, "persistent": 0, "early": 0,
+    }  # fmt: skip
+    for rows, cols in ((1, 33024), (700, 40064), (33, 131072), (3, 262144)):
+        if -(-cols // pieces) > 65536:
+            continue
+        args = entry.case(rows, cols, "bfloat16", DEVICE)
+        for _ in range(3):
+            assert run(entry.fn, args, "cuda", knobs).message == "", (rows, cols)
+
+
 COLUMNS: dict[str, Knobs] = {
     "seed": {},
     "one chunk": {"chunks": 1},

@@ -79,6 +79,19 @@ def test_long_rows_do_not_spill(name: str) -> None:
     assert [r.stack_bytes for r in found] == [0] * len(found)
 
 
+@pytest.mark.parametrize("arch", [80, 90, 100])
+@pytest.mark.parametrize("name", ["rmsnorm", "softmax", "add_layernorm_gelu", "rmsnorm_fp8_token", "cross_entropy"])
+def test_rows_of_several_programs_that_wait(name: str, arch: int) -> None:
+    if "fp8" in name and arch == 80:
+        arch = 89
+    knobs: dict[str, int | str] = {
+        "form": "joint", "pieces": 16, "block_cols": 4096, "num_warps": 16, "keep": "storage", "registers": 64, "math": "fast",
+    }  # fmt: skip
+    for cols in (131072, 140032):
+        (found,) = compiled(CHAINS[name].fn, CHAINS[name].case(4, cols, "bfloat16"), arch, knobs)
+        assert found.stack_bytes == 0 and found.registers <= 64
+
+
 @pytest.mark.parametrize("online", [0, 1])
 def test_looped_forms_compile(online: int) -> None:
     knobs: dict[str, int | str] = {"form": "looped", "online": online, "num_stages": 2, "block_cols": 1024, "num_warps": 4}

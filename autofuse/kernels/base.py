@@ -141,6 +141,7 @@ class Source:
     workspaces: tuple[tuple[str, int], ...] = ()
     threads: int = 1
     fuse_products: bool = True
+    zeroed: tuple[int, ...] = ()  # the workspaces that are 0 before the first launch
 
     @property
     def hash(self) -> str:

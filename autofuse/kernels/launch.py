@@ -103,6 +103,7 @@ class Kernel:
     def _bind_triton(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Run:
         device = outputs[0].device
         work = self.workspaces(sizes)
+        makers = [torch.zeros if k in self.source.zeroed else torch.empty for k in range(len(work))]
         parts = []
         for launch, jit in zip(self.source.launches, self.loaded, strict=True):
             grid = self.grid(launch, outputs, sizes)
@@ -120,7 +121,7 @@ class Kernel:
             return run
 
         def run_all(ins: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
-            held = [torch.empty(n, dtype=dtype, device=device) for n, dtype in work]
+            held = [make(n, dtype=dtype, device=device) for make, (n, dtype) in zip(makers, work, strict=True)]
             for jit, launch, scalars, options in parts:
                 tensors = [*(ins[k] for k in launch.inputs), *(outs[k] for k in launch.outputs)]
                 jit(*tensors, *(held[k] for k in launch.workspaces), *scalars, **options)

@@ -7,6 +7,7 @@ from math import prod
 from ..ops import ITEMSIZE
 from .base import Knob, Knobs, Source, Space, Task
 from .expr import walk
+from .joint import JointRows
 from .mathmode import MODES
 from .split import SplitRows
 from .tile import (
@@ -29,6 +30,7 @@ from .tile import (
 WHOLE_MAX = 2**16  # columns of a whole row in registers
 REGISTER_BYTES = 2**17  # of a row that is kept: half of what a processor's registers hold
 MANY_STEPS = 60  # expressions of a row's elements that want more registers than the row
+JOINT_MIN = 2**13  # columns of a row that programs share which wait for each other
 SPLIT_MIN = 2**13  # columns of a row that several programs share
 
 
@@ -90,19 +92,22 @@ class RowReduce:
             ("unrolled", 256 < cols <= WHOLE_MAX and (real * 9 <= cols * 8 or cols >= 2**14)),
             ("looped", cols > 1024 or (apart and cols > 128)),
             ("split", can_split),
+            ("joint", real > JOINT_MIN and bool(task.low.reduces) and len(task.low.spaces) == 1 and task.limits.sm_count >= 16),
         )
         rows = tuple(r for r in (1, 2, 4, 8, 16, 32, 64) if r == 1 or (task.low.rows and (apart or (r < 64 and r * cols <= 2**15))))
-        blocks = ("unrolled", "looped", "split")
+        blocks = ("unrolled", "looped", "split", "joint")
+        held = ("whole", "unrolled", "joint")  # rows in registers
         knobs = (
             Knob("form", tuple(f for f, ok in kinds if ok)),
             Knob("rows_per_program", rows, (("form", ("whole", "unrolled", "looped")),)),
             Knob("num_warps", (1, 2, 4, 8, 16, 32)),
-            Knob("keep", ("wide", "storage"), (("form", ("whole", "unrolled")),)),
+            Knob("keep", ("wide", "storage"), (("form", held),)),
             Knob("early", early_choices(task), (("form", ("whole", "unrolled")),)),
-            Knob("registers", (0, 32, 40, 48, 56, 64, 72, 80, 96, 128), (("form", ("whole", "unrolled")),)),
+            Knob("registers", (0, 32, 40, 48, 56, 64, 72, 80, 96, 128), (("form", held),)),
             Knob("persistent", (0, 1, 2, 4) if task.low.rows else (0,), (("form", ("whole", "unrolled")),)),
             Knob("block_cols", (128, 256, 512, 1024, 2048, 4096, 8192, 16384), (("form", blocks),)),
             Knob("pieces", (2, 4, 8, 16, 32, 64, 128), (("form", ("split",)),)),
+            Knob("pieces", (2, 4, 8, 16), (("form", ("joint",)),)),
             Knob("num_stages", (1, 2, 3, 4), (("form", ("looped", "split")),)),
             Knob("num_stages", (1, 2, 3, 4), (("form", ("whole", "unrolled")), ("persistent", (1, 2, 4)))),
             Knob("online", (0, 1), (("form", ("looped", "split")),)),
@@ -121,6 +126,10 @@ class RowReduce:
                     return "too few or too many blocks side by side"
                 if int(k["rows_per_program"]) * real > threads * 128:
                     return "over 128 elements a thread"
+            if k["form"] == "joint":
+                share = -(-real // int(k["pieces"]))
+                if not block <= share <= MAX_UNROLLED * block or share > threads * 128:
+                    return "too few or too many blocks side by side"
             if k["form"] == "looped" and block < cols // 64:
                 return "over 64 passes"
             if threads * int(k.get("registers", 0)) > 65536:
@@ -201,6 +210,11 @@ class RowReduce:
             made.append(
                 {"form": "split", "pieces": pieces, "block_cols": 1024, "num_warps": 4, "num_stages": 2, "online": 1, "turn": 1}
             )
+        if widest(task) > 2**14:
+            # each piece's tiles take an eighth of a processor's registers, so that two programs are there at once
+            pieces = max(2, min(16, next_power(_row_bytes(task) // (REGISTER_BYTES // 4))))
+            for p in (pieces, max(2, pieces // 2)):
+                made.append({"form": "joint", "pieces": p, "block_cols": 4096, "num_warps": 16, "keep": "storage", "registers": 64})
         if seed["form"] == "looped":
             made += [
                 {"num_warps": 32, "block_cols": 2**14},
@@ -243,4 +257,6 @@ class RowReduce:
         form = str(knobs["form"])
         if form == "split":
             return SplitRows(task, knobs).source()
+        if form == "joint":
+            return JointRows(task, knobs).source()
         return Tiles(task, knobs, int(knobs["rows_per_program"]), form, int(knobs.get("block_cols", 0))).source()

@@ -199,10 +199,10 @@ class Block:
 
 
 class Tiles:
-    """Assembles one kernel."""
+    """Assembles one kernel. `pieces`: programs that share a row whose blocks lie side by side."""
 
-    def __init__(self, task: Task, knobs: Knobs, rows: int, form: str, block: int) -> None:
-        self.task, self.low, self.knobs, self.form = task, task.low, knobs, form
+    def __init__(self, task: Task, knobs: Knobs, rows: int, form: str, block: int, pieces: int = 1) -> None:
+        self.task, self.low, self.knobs, self.form, self.pieces = task, task.low, knobs, form, pieces
         self.math = str(knobs["math"])
         self.stores = legal_stores(task.low, self.math, True)
         self.looped = {s[0] for s in task.low.spaces} if form in ("looped", "unrolled", "split", "tile") else set()
@@ -213,7 +213,7 @@ class Tiles:
                 inner = prod(pads[a] for a in s[1:])
                 pads[s[0]] = max(1, min(pads[s[0]], block // inner)) if form != "flat" else block
             self.blocks |= pads
-            if form == "unrolled" and -(-self.low.extent(s[0]) // pads[s[0]]) > MAX_UNROLLED:
+            if form == "unrolled" and -(-self.low.extent(s[0]) // (pads[s[0]] * pieces)) > MAX_UNROLLED:
                 raise Infeasible(f"over {MAX_UNROLLED} blocks side by side")
             if rows * prod(pads.values()) > MAX_TILE:
                 raise Infeasible(f"a tile of {rows * prod(pads.values())} elements")
@@ -419,7 +419,9 @@ class Tiles:
         self._hoist([*(r.args[0] for r in reduces), *(v for _, v in writes)])
         axis = space[0]
         n, block = self.low.extent(axis), p.blocks[axis]
-        blocks = self.side.setdefault(space, [Block() for _ in range(-(-n // block))])
+        count = -(-n // (block * self.pieces))
+        even = n == count * block * self.pieces
+        blocks = self.side.setdefault(space, [Block() for _ in range(count)])
         names = [p.fresh("acc") for _ in reduces]
         early = [e for e in self._early() if p.space(e) == space]
         p.in_storage = self.knobs.get("keep") == "storage"
@@ -429,8 +431,11 @@ class Tiles:
             begins = not one.column
             if begins:
                 for d, a in enumerate(space):
-                    whole = (k + 1) * block <= n if d == 0 else self.low.extent(a) == p.blocks[a]
-                    p.set_column(a, str(k * block) if d == 0 else "0", whole)
+                    whole = self.low.extent(a) == p.blocks[a]
+                    if d == 0:
+                        whole = even or (self.pieces == 1 and (k + 1) * block <= n)
+                    start = str(k * block) if self.pieces == 1 else f"base + {k * block}"
+                    p.set_column(a, start if d == 0 else "0", whole)
                 one.column, one.mask = {a: p.column[a] for a in space}, {a: p.mask[a] for a in space if a in p.mask}
                 one.start = {a: p.start[a] for a in space}
             for a in space:
@@ -452,6 +457,11 @@ class Tiles:
             p.age()
             one.raw = p.raw
         p.in_storage = False
+        self._finish(space, reduces, names)
+
+    def _finish(self, space: tuple[str, ...], reduces: Sequence[Expr], names: Sequence[str]) -> None:
+        """What a pass over blocks side by side has accumulated is the reductions' results."""
+        p = self.p
         for r, acc in zip(reduces, names, strict=True):
             name = p.assign(p.reduce_text(acc, r.attr[0], r.attr[1], space), p.reduced_kind(r.attr[1], space), "s")
             p.define(r, name)

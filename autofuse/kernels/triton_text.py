@@ -84,6 +84,13 @@ def af_overlap():
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
 """,
+    # come to a meeting of several programs, and wait until all have come: what each wrote before it, all see after it
+    "af_meet": """@triton.jit
+def af_meet(flag, programs):
+    here = tl.atomic_add(flag, 1, sem="acq_rel") + 1
+    while here < programs:
+        here = tl.atomic_add(flag, 0, sem="acquire")
+""",
     "af_trig": TRIG,
     "af_rcp": """@triton.jit
 def af_rcp(x):
