@@ -413,6 +413,13 @@ def test_sines(fn: Fn, math: str) -> None:
 
 
 @pytest.mark.interpret
+def test_log1p_of_large_numbers() -> None:
+    x = torch.tensor([3e38, 1e30, 1e-30, -0.5, 0.0, torch.inf, 7.0, 1e10] * 4).view(2, 16)
+    assert run(torch.log1p, (x,), "cuda", {"math": "exact"}).message == ""
+    assert run(torch.log1p, (x,)).message == ""
+
+
+@pytest.mark.interpret
 @pytest.mark.parametrize("form", EARLY)
 @pytest.mark.parametrize("name", ["rmsnorm_gated", "adaln_modulate", "rmsnorm_fp8_block", "layernorm"])
 def test_early_loads(name: str, form: str) -> None:

@@ -79,6 +79,15 @@ def test_long_rows_do_not_spill(name: str) -> None:
     assert [r.stack_bytes for r in found] == [0] * len(found)
 
 
+@pytest.mark.parametrize("keep", ["wide", "storage"])
+def test_an_early_load_of_few_elements_compiles(keep: str) -> None:
+    """A weight a channel, of which a thread has one 16-bit element: less than a register."""
+    knobs: dict[str, int | str] = {
+        "form": "unrolled", "keep": keep, "early": 2, "block_cols": 4096, "num_warps": 8, "persistent": 1, "registers": 0,
+    }  # fmt: skip
+    assert compiled(CHAINS["groupnorm_silu"].fn, CHAINS["groupnorm_silu"].case(4, 12288, "bfloat16"), 90, knobs)
+
+
 @pytest.mark.parametrize("arch", [80, 90, 100])
 @pytest.mark.parametrize("name", ["rmsnorm", "softmax", "add_layernorm_gelu", "rmsnorm_fp8_token", "cross_entropy"])
 def test_rows_of_several_programs_that_wait(name: str, arch: int) -> None:

@@ -225,7 +225,7 @@ class Legal:
         if self.fast:
             near = b("sub", x, b("mul", b("mul", x, x), self._c(0.5, x)))
             return b("where", b("lt", b("abs", x), self._c(0.001, x)), near, b("log", u))
-        core = b("div", b("mul", b("log", u), x), b("sub", u, one))
+        core = b("mul", b("log", u), b("div", x, b("sub", u, one)))  # a quotient near 1: no product of large numbers
         core = b("where", b("eq", u, one), x, core)
         return b("where", b("eq", u, self._c(float("inf"), x)), u, core)
 

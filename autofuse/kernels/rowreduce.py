@@ -23,6 +23,7 @@ from .tile import (
     next_power,
     other_math,
     overlap,
+    streamed,
     unhinted,
     widest,
 )
@@ -134,6 +135,8 @@ class RowReduce:
                 return "over 64 passes"
             if threads * int(k.get("registers", 0)) > 65536:
                 return "more registers than a processor has"
+            if k.get("persistent") and (int(k["num_stages"]) - 1) * streamed(task) * tile > task.limits.shared_bytes:
+                return "more stages than shared memory holds"
             if tile > MAX_TILE:
                 return "the tile has too many elements"
             if tile < threads // 2 and threads > 32:

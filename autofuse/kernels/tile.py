@@ -156,6 +156,13 @@ def streams(e: Expr, low: Lowered) -> bool:
     return bool(low.rows) and set(low.rows) - low.reduced <= e.axes
 
 
+def streamed(task: Task) -> int:
+    """Bytes of a place of a tile that all inputs that vary with rows fill in each pass."""
+    roots, low = [s.value for s in task.low.stores], task.low
+    found = {e.attr for e in tile_loads(roots, low) if streams(e, low) and e.axes >= set(low.spaces[0])}
+    return sum(ITEMSIZE[low.values[access.operand].dtype] for access in found)
+
+
 def late_loads(roots: Sequence[Expr], low: Lowered) -> list[Expr]:
     """Those of them that are needed only after a reduction."""
     level = levels(roots, lambda r: True)

@@ -285,17 +285,19 @@ class TritonPrinter(Printer):
     def _held(self, e: Expr) -> str:
         """A loaded tile as it came: its variable where it is kept in storage or was fetched early, opaque after `age`."""
         itemsize = ops.ITEMSIZE[self.low.values[e.attr.operand].dtype]
+        # one of few elements costs few registers, and may be less than a register's worth a thread
+        kept = self.in_storage and itemsize <= 4 and set(self.space(e) or ()) <= e.axes
         found = self.raw.get(e.number)
         if found is None:
             text = self._fetch(e)
-            if not self.in_storage or itemsize > 4:
+            if not kept:
                 return text
             name = self.fresh("k")
             self.line(f"{name} = {text}")
             self.raw[e.number] = (name, True)
             return name
         name, fresh = found
-        if not fresh:
+        if not fresh and kept:
             again = self.fresh("k")
             self.line(f"{again} = {self.use(f'af_again{8 * itemsize}')}({name})")
             self.raw[e.number] = (again, True)
