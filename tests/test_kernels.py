@@ -456,6 +456,9 @@ def test_a_variance_in_one_pass(cols: int, offset_by: float) -> None:
     special = data(4, cols)
     special[0, 3], special[1, 5], special[2, 0] = torch.inf, torch.nan, 1e30
     assert run(variance, (special,), "cuda", knobs).message == ""
+    special[2, 0], special[3, 0] = -torch.inf, 2.0
+    spread = run(lambda x: (x - x.mean(-1, keepdim=True), x.std(-1, keepdim=True)), (special,), "cuda", knobs)
+    assert spread.message == ""  # finite elements of a row with an infinity lie infinitely far from its mean
 
 
 def normed_pairs(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

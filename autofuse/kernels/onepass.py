@@ -86,7 +86,7 @@ class Moments(OnePass):
             self.near = p.assign(
                 p.reduce_text(p.masked(self.f, "max", space), "max", axes, space), p.reduced_kind(axes, space), "s"
             )
-        for name in ("s", "q", *(("k",) if self._ragged(p, space) else ())):
+        for name in ("t", "s", "q", *(("k",) if self._ragged(p, space) else ())):
             p.line(f"{acc}{name} = tl.zeros({shape}, tl.float32)")
 
     def _ragged(self, p: TritonPrinter, space: tuple[str, ...]) -> bool:
@@ -95,6 +95,7 @@ class Moments(OnePass):
 
     def step(self, p: TritonPrinter, space: tuple[str, ...]) -> None:
         acc = self.acc
+        p.line(f"{acc}t += {p.masked(self.f, 'sum', space)}")
         d = p.assign(f"{p.text(self.f, space)} - {acc}x", "t")
         masks = [p.mask[a] for a in space if a in p.mask]
         if masks:
@@ -113,9 +114,9 @@ class Moments(OnePass):
         k = f"{acc}k" if self._ragged(p, space) else str(float(n // prod(p.blocks[a] for a in space)))
         lift = p.expand(0, p.rank(space)) if kind == "r" else ""
         p.line(f"{acc}x = {acc}x - {self.near}{lift}")
-        total = p.assign(p.reduce_text(f"({acc}s + {k} * {acc}x)", "sum", axes, space), kind, "s")
-        p.define(self.first, p.assign(f"{total} + {self.near} * {float(n)}", kind, "s"))
-        mean = p.assign(f"{total} * {1 / n}", kind, "s")
+        total = p.assign(p.reduce_text(f"{acc}t", "sum", axes, space), kind, "s")
+        p.define(self.first, total)
+        mean = p.assign(f"{p.reduce_text(f'({acc}s + {k} * {acc}x)', 'sum', axes, space)} * {1 / n}", kind, "s")
         off = p.assign(f"{mean}{lift} - {acc}x", "t")
         text = f"({acc}q - {off} * (2.0 * {acc}s - {k} * {off}))"
         s = p.assign(p.reduce_text(text, "sum", axes, space), kind, "s")
