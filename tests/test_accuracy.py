@@ -254,3 +254,34 @@ def test_a_sum_that_cancels_is_known_to_a_last_bit_of_its_terms() -> None:
 
     assert expected.verdict(summed(32)).ok
     assert not expected.verdict(summed(1)).ok
+
+
+def test_inputs_that_move_across_a_step_say_nothing_of_its_error() -> None:
+    x = (torch.randn(8, 64, generator=torch.Generator().manual_seed(1)) * 4).round() / 4
+    for fn in (torch.floor, lambda x: torch.where(x >= 0.5, x * 100, 0.0), lambda x: x % 1.0):
+        chain = trace(fn, (x,)).chain
+        (expected,) = expect(chain, [x], dict.fromkeys(chain.symbols, 8))
+        y = fn(x)
+        assert expected.verdict(y).ok
+        y[3] += 0.9
+        assert not expected.verdict(y).ok
+
+
+def test_rows_that_cancel_to_nothing_do_not_widen_those_of_others() -> None:
+    torch.manual_seed(0)
+    o = torch.rand(100, 64, dtype=torch.float64) + 1
+    o[:15] = 1e-16
+    e = (o + 1e-7).float()
+    y = e.clone()
+    assert judge(y, o, e).ok
+    y[50] *= 1.5
+    assert not judge(y, o, e).ok
+
+
+def test_what_fell_on_the_other_side_of_a_step_is_still_of_its_rows_size() -> None:
+    y, o, e = ones()
+    e[1, 3] = 2.0  # eager's own
+    y[2, 5] = 2.0
+    assert judge(y, o, e, flips=True).ok
+    y[2, 5] = 1e6
+    assert not judge(y, o, e, flips=True).ok

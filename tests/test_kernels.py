@@ -413,6 +413,23 @@ def test_sines(fn: Fn, math: str) -> None:
 
 
 @pytest.mark.interpret
+def test_tails_of_erf() -> None:
+    """Exactly 0 where eager's is, in every math mode."""
+    for dtype in (torch.bfloat16, torch.float16):
+        x = torch.tensor([-1e4, -20.0, -9.0, -7.0, 7.0, 9.0, 1e4, 3e4] * 4, dtype=dtype).view(2, 16)
+        for fn in (lambda x: x * (1 - torch.erf(x)), F.gelu, lambda x: 1 + torch.erf(x)):
+            for math in ("exact", "fast"):
+                made = run(fn, (x,), "cuda", {"math": math})
+                assert made.message == "" and torch.equal(made.outputs[0] == 0, fn(x.float()) == 0)
+
+
+def test_a_mean_beside_a_deviation_is_infinite_with_its_row() -> None:
+    x = data(6, 100)
+    x[0, 40], x[1, 3], x[2, 7] = -torch.inf, torch.inf, torch.nan
+    assert run(lambda x: (x - x.mean(-1, keepdim=True), x.std(-1, keepdim=True)), (x,)).message == ""
+
+
+@pytest.mark.interpret
 def test_log1p_of_large_numbers() -> None:
     x = torch.tensor([3e38, 1e30, 1e-30, -0.5, 0.0, torch.inf, 7.0, 1e10] * 4).view(2, 16)
     assert run(torch.log1p, (x,), "cuda", {"math": "exact"}).message == ""

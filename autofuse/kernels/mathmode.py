@@ -108,7 +108,9 @@ class Legal:
                 # unlike a difference from 1, of relative error 0.3% where u = -2.8 and the result is 8e-5
                 t = b("min", b("mul", u, u), self._c(18.0, u))
                 q = self._poly(t, LOGIT_OF_ERF)
-                return b("mul", self._c(2, x), self._over(one, b("add", one, b("exp2", b("mul", b("neg", u), q)))))
+                tail = self._over(one, b("add", one, b("exp2", b("mul", b("neg", u), q))))
+                # below it 1 + erf(u) is 0 in float32, and the fit ends
+                return b("mul", self._c(2, x), b("where", b("lt", u, self._c(-4.0, u)), self._c(0, x), tail))
         return None
 
     def _mul(self, e: Expr, x: Expr, y: Expr) -> Expr | None:
@@ -195,7 +197,8 @@ class Legal:
         p = self._poly(t, (-2.63806597e-5, -5.24929026e-4, 3.98168639e-2, 1.21402003e-1, 1.12838221))
         q = self._poly(t, (-3.03159788e-4, 6.92004059e-3, 8.20616931e-2, 4.4098258e-1, 1.0))
         y = self._over(b("mul", c, p), q)
-        return b("where", b("le", x, self._c(-3.925, x)), self._c(-1, x), y)  # exactly, so that 1 + erf(-inf) is 0
+        y = b("where", b("le", self._c(3.925, x), x), self._c(1, x), y)  # exactly, so that 1 - erf(inf) is 0
+        return b("where", b("le", x, self._c(-3.925, x)), self._c(-1, x), y)
 
     def _poly(self, z: Expr, coefficients: Sequence[float]) -> Expr:
         """Horner, highest power first."""

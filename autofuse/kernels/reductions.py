@@ -133,7 +133,8 @@ class Reducer:
         share = b.const(_ratio(1, n), e.dtype)
         mean = b("mul", self.over("sum", e, over), share)
         rest = b("mul", self.over("sum", b("sub", e, mean), over), share)
-        return b.make("by_mode", (b("add", mean, rest), mean), None, e.dtype)
+        finite = b("eq", b("sub", mean, mean), b.const(0, e.dtype))  # beside an infinity nothing is left
+        return b.make("by_mode", (b("where", finite, b("add", mean, rest), mean), mean), None, e.dtype)
 
     def _key(self, e: Expr, which: str) -> Expr:
         """A signed integer that orders as the float does, with NaN beyond every number: so NaN propagates and the
