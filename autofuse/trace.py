@@ -14,6 +14,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
 from types import FrameType
 from typing import Any
 
@@ -58,6 +59,9 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], ones: bool | None = None)
     raise first
 
 
+MANY_VECTORS = 5  # 1-D arguments as long as the rows, of which every choice is tried
+
+
 def _row_axes(args: Sequence[Any]) -> Iterator[tuple[Rows, bool]]:
     """Which axes may be rows, best guess first, and whether that makes the last axis of a vector one.
 
@@ -77,8 +81,10 @@ def _row_axes(args: Sequence[Any]) -> Iterator[tuple[Rows, bool]]:
         yield rows, False
         lengths = {tensors[k].shape[d] for k, d in rows}
         found = [(k, 0) for k, a in tensors.items() if a.dim() == 1 and a.shape[0] in lengths]
-        for vectors in dict.fromkeys([frozenset(found), *(frozenset({v}) for v in found)]) if found else ():
-            yield rows | vectors, True
+        few = len(found) <= MANY_VECTORS  # with as many rows as columns some may be numbers a row, others columns
+        for n in range(len(found), 0, -1) if few else sorted({len(found), 1}, reverse=True):
+            for vectors in combinations(found, n):
+                yield rows | frozenset(vectors), True
 
 
 def _trace_ones(fn: Callable[..., Any], args: Sequence[Any], ones: bool | None, rows: Rows) -> Traced:

@@ -17,6 +17,8 @@ import torch.nn.functional as F
 import autofuse
 from autofuse import dispatch
 from autofuse.errors import InputError, TraceError, UnsupportedOp
+from examples.entries import CATALOGUE
+from tests.kernel_cases import right
 
 fuse = autofuse.fuse
 X = torch.randn(8, 64)
@@ -402,3 +404,14 @@ def test_a_pinned_mode_without_a_kernel_leaves_the_winner(tmp_path: Path) -> Non
     second = autofuse.tune(act, [args], trials=4, seconds=30, math="fast").rows[0]
     dispatch.reload()
     assert fuse(act).explain(*args).plan == (first.plan if second.plan == "eager" else second.plan)
+
+
+@pytest.mark.parametrize("name", ["layernorm_backward", "rmsnorm_backward"])
+def test_as_many_rows_as_columns(name: str) -> None:
+    """Some vectors hold a number a row and others one a column, and all are equally long."""
+    entry = next(e for e in CATALOGUE if e.name == name)
+    fused = autofuse.fuse(entry.fn)
+    for rows in (64, 7):
+        args = entry.case(rows, 64)
+        right(entry.fn, args, fused(*args))
+        assert fused.explain(*args).tier == "heuristic"
