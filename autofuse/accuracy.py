@@ -109,12 +109,10 @@ class Expected:
             self.tolerance = o
             return
         worst = error.amax(-1, keepdim=True)
-        last = (ULPS if self.dtype != torch.float64 else ULPS64) * ulp(
-            torch.where(finite, o.abs(), 0.0).amax(-1, keepdim=True), self.dtype
-        )
+        size = self.size = torch.where(finite, o.abs(), 0.0).amax(-1, keepdim=True)
+        last = self.last = (ULPS if self.dtype != torch.float64 else ULPS64) * ulp(size, self.dtype)
         # one row is a small sample of eager's error: the relative error of nine rows in ten counts for every row, and
         # that of the worst row as far as the worst of so many normally distributed errors lies beyond that
-        size = torch.where(finite, o.abs(), 0.0).amax(-1, keepdim=True)
         relative = (worst / size).nan_to_num(0.0, 0.0, 0.0).flatten().sort().values
         if relative.numel() > 1:
             usual = relative[max(0, 9 * relative.numel() // 10 - 1)]
@@ -123,7 +121,6 @@ class Expected:
             worst = torch.maximum(worst, (torch.minimum(usual * beyond, relative[-1]) * size).clamp(max=float(worst.max())))
         if o.shape[1] < ROW:
             worst = worst.clamp(min=floor)
-        self.last = last
         self.tolerance = 2 * worst + last
         if self.flips:
             self.slack += 2 * int((error > 2 * worst.median() + last).sum())
@@ -194,7 +191,7 @@ class Expected:
         if not wrong:
             return self._told(True, worst)
         # an element that fell on the other side of a step is still of its row's size
-        far = error > 2 * torch.where(self.finite, self.oracle.abs(), 0.0).amax(-1, keepdim=True) + self.tolerance
+        far = error > 2 * self.size + self.tolerance
         lost = bad & (~v.isfinite() | ~self.finite | far)
         if wrong <= self.slack and not bool(lost.any()):
             return self._told(True, worst)
@@ -255,9 +252,9 @@ def _exact(value: Value) -> bool:
 
 def _cuts(v: Value) -> bool:
     """Whether an operation is a step somewhere: a last bit of its argument may move its result by more than that."""
-    entry = ops.OPS.get(v.name)
-    if v.name == "to" and v.op != INPUT:
+    if v.name == "to":
         return "float" not in v.dtype
+    entry = ops.OPS.get(v.name)
     return (entry is not None and entry.rounds) or v.name in ("argmax", "argmin", "any", "all")
 
 
@@ -271,15 +268,13 @@ def flipping(chain: Chain) -> frozenset[int]:
         root.append(root[refs[0]] if refs and ops.is_free(v.name) else i)
         unit = max((coarse[r] for r in refs), default=0.0)
         made = [r for r in refs if "float" in chain.values[r].dtype and not _exact(chain.values[root[r]])]
-        cuts = _cuts(v)
         cast = v.name == "to" and bool(made)
         if cast and "float" in v.dtype:
             unit = max(unit, torch.finfo(ops.TORCH[v.dtype]).eps)
         coarse.append(unit)
         if (
             any(r in flips for r in refs)
-            or (made and cuts)
-            or (cast and "float" not in v.dtype)
+            or (made and _cuts(v))
             or ("float" in v.dtype and unit > torch.finfo(ops.TORCH[v.dtype]).eps)
         ):
             flips.add(i)

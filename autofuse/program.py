@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from . import ops
-from .chain import dim_value
+from .chain import Value, dim_value
 from .errors import Infeasible
 from .fusion import EAGER, Fusion, Part, Plan, Segment
 from .kernels import build
@@ -32,11 +32,12 @@ def physical_order(strides: Sequence[int], sizes: Sequence[int]) -> tuple[int, .
     return None if order == sorted(order) else tuple(order)
 
 
-def allocate(shape: Sequence[int], dtype: str, device: torch.device, order: tuple[int, ...] | None) -> torch.Tensor:
-    """A fresh tensor, laid out as eager lays it out."""
+def allocate(value: Value, sizes: Mapping[str, int], device: torch.device, order: tuple[int, ...] | None) -> torch.Tensor:
+    """Fresh memory for a value at these sizes, laid out as eager lays it out."""
+    shape = tuple(dim_value(d, sizes) for d in value.shape)
     if order is None:
-        return torch.empty(tuple(shape), dtype=ops.TORCH[dtype], device=device)
-    return torch.empty_permuted(tuple(shape), order, dtype=ops.TORCH[dtype], device=device)
+        return torch.empty(shape, dtype=ops.TORCH[value.dtype], device=device)
+    return torch.empty_permuted(shape, order, dtype=ops.TORCH[value.dtype], device=device)
 
 
 @dataclass(frozen=True)
@@ -265,8 +266,7 @@ class Program:
 
     def empty(self, value: int, sizes: Mapping[str, int]) -> torch.Tensor:
         """Fresh memory for a value, laid out as eager lays it out."""
-        v = self.chain.values[value]
-        return allocate([dim_value(d, sizes) for d in v.shape], v.dtype, self.device, self.orders[value])
+        return allocate(self.chain.values[value], sizes, self.device, self.orders[value])
 
     def _replay(self, value: int, values: dict[int, torch.Tensor], sizes: Mapping[str, int]) -> None:
         if value in values:

@@ -16,13 +16,11 @@ from multiprocessing import get_context
 import torch
 
 from autofuse import settings
-from autofuse.chain import dim_value
 from autofuse.device import limits
 from autofuse.errors import AutofuseError
 from autofuse.fusion import Fusion
 from autofuse.kernels import build
 from autofuse.kernels.launch import Kernel
-from autofuse.kernels.registry import kind_of
 from autofuse.program import Layouts, allocate
 from autofuse.search.outcome import compile_triton
 from autofuse.search.study import SegmentStudy
@@ -82,16 +80,13 @@ def _schedules(w: Workload, args: Sequence[object], device: str, most: int) -> N
             continue
         kind, seed = made
         task, segment = layouts.task(nodes, where), fusion.segment(nodes)
-        study = SegmentStudy(task, kind_of(task), 0)
-        for changes in kind.variants(task):
-            study.enqueue(changes)
+        study = SegmentStudy(task, kind, 0)
+        study.enqueue_variants()
         study.seen.add(study.hash_of(seed))
         wanted = [seed, *(p.knobs for _ in range(most) if (p := study.ask()) is not None)]
 
         def empty(v: int) -> torch.Tensor:
-            value = traced.chain.values[v]
-            shape = [dim_value(d, sizes) for d in value.shape]
-            return allocate(shape, value.dtype, torch.device(device), layouts.orders[v])
+            return allocate(traced.chain.values[v], sizes, torch.device(device), layouts.orders[v])
 
         reads = [inputs[v] if v < traced.chain.num_inputs else empty(v) for v in segment.reads]
         for knobs in wanted:

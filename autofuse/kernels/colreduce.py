@@ -73,7 +73,7 @@ class ColReduce:
 
             return cpu_seed(task)
         cols, sms = padded(task), task.limits.sm_count
-        math, early = default_math(task), default_overlap(task)
+        math, overlaps = default_math(task), default_overlap(task)
         if needs_whole_rows(task.low):
             rows = max(1, min(64, 2048 // cols))
             warps = max(1, min(32, rows * cols // 512))
@@ -86,7 +86,7 @@ class ColReduce:
                 "registers": 128 if warps == 8 else 0,
                 "num_stages": 3 if cols <= 2**13 else 2,
                 "math": math,
-                "overlap": early,
+                "overlap": overlaps,
             }
         block = min(cols, 128)
         rows = max(1, min(256, 4096 // block))
@@ -100,7 +100,7 @@ class ColReduce:
             "registers": 0,
             "num_stages": 2,
             "math": math,
-            "overlap": early,
+            "overlap": overlaps,
         }
 
     def variants(self, task: Task) -> list[dict[str, int | str]]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ..errors import Infeasible
 from .base import Knobs, Source, Task
 from .expr import Expr
-from .tile import Tiles, function, module
+from .tile import Tiles
 
 
 class JointRows(Tiles):
@@ -35,23 +35,16 @@ class JointRows(Tiles):
         self.slots = {r.number: k for k, r in enumerate(self._looped_reduces())}
         self.flags = len(self.slots)
         (space,) = self.low.spaces
-        block = p.blocks[space[0]]
-        per = -(-self.low.extent(space[0]) // (block * pieces)) * block
         p.line(f'ticket = tl.atomic_add(ws{self.flags}, 1, sem="relaxed")')
         p.line(f"piece = ticket % {pieces}")
-        p.line(f"base = piece * {per}")
+        p.line(f"base = piece * {self.per_piece(space[0])}")
         p.set_rows(f"ticket // {pieces}", "rows", p.addressing.kept)
         p.line(f"slot = row.to(tl.int64) * {pieces}")
         mark = len(p.lines)
         self._loops()
         p.lines[mark:mark] = [p.indent + text for _, text in p.hoisted]
-        names = range(self.flags + 1)
-        warps, registers = int(self.knobs["num_warps"]), int(self.knobs.get("registers", 0))
-        text, launch = function(p, "kernel", ("units", pieces, 1), warps, 1, names, registers)
         work = (*((r.dtype, pieces) for r in self._looped_reduces()), ("int32", self.levels + 1))
-        return Source(
-            "cuda", module(p.prelude, [text]), (launch,), work, zeroed=(self.flags,), fuse_products=self.math != "exact"
-        )  # fmt: skip
+        return self._wrap(("units", pieces, 1), work, zeroed=(self.flags,))
 
     def _finish(self, space: tuple[str, ...], reduces: Sequence[Expr], names: Sequence[str]) -> None:
         p = self.p

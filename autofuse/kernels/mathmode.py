@@ -91,15 +91,13 @@ class Legal:
 
     def _add(self, e: Expr, x: Expr, y: Expr) -> Expr | None:
         """1 + tanh(u) = 2 sigmoid(2 u), which cancels nothing; 1 + erf(u) likewise, by a fit of its logit."""
-        if not self.fast or x.dtype != "float32":
+        if not self.fast or self.approx or x.dtype != "float32":
             return None
         b = self.b
         for one, other in zip((x, y), reversed(e.args), strict=True):
-            if b.number(one) != 1 or self.approx:
+            if b.number(one) != 1 or other.op not in ("tanh", "erf"):
                 continue
-            u = self._done[other.args[0].number] if other.op in ("tanh", "erf") else None
-            if u is None:
-                continue
+            u = self._done[other.args[0].number]
             if other.op == "tanh":
                 if self._exp_of_softplus(_ordered(b, other.args[0])) is None:
                     return b("mul", self._c(2, x), self._over(one, b("add", one, b("exp", b("mul", self._c(-2, x), u)))))

@@ -96,14 +96,9 @@ class Moments(OnePass):
     def step(self, p: TritonPrinter, space: tuple[str, ...]) -> None:
         acc = self.acc
         p.line(f"{acc}t += {p.masked(self.f, 'sum', space)}")
-        d = p.assign(f"{p.text(self.f, space)} - {acc}x", "t")
-        masks = [p.mask[a] for a in space if a in p.mask]
-        if masks:
-            ok = " & ".join(f"({m})" for m in masks)
-            d = p.assign(f"tl.where({ok}, {d}, 0.0)", "t")
-            p.line(f"{acc}k += tl.where({ok}, 1.0, 0.0)")
-        elif self._ragged(p, space):
-            p.line(f"{acc}k += 1.0")
+        d = p.assign(p.inside(f"{p.text(self.f, space)} - {acc}x", space, "0.0"), "t")
+        if self._ragged(p, space):
+            p.line(f"{acc}k += {p.inside('1.0', space, '0.0')}")
         p.line(f"{acc}s += {d}")
         p.line(f"{acc}q += {d} * {d}")
 

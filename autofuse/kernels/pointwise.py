@@ -7,7 +7,7 @@ from math import prod
 from .base import Knob, Knobs, Source, Space, Task
 from .expr import walk
 from .mathmode import MODES
-from .tile import MAX_TILE, Tiles, default_math, default_overlap, hinted, hints, next_power, other_math, overlap, pieces, unhinted
+from .tile import MAX_TILE, Tiles, default_math, default_overlap, hinted, hints, next_power, other_math, overlap, pieces
 
 FILLS = 2**22  # elements that give every processor several wide blocks
 
@@ -64,15 +64,14 @@ class Pointwise:
             from .nest import cpu_seed
 
             return cpu_seed(task)
-        common: dict[str, int | str] = {"math": default_math(task), **unhinted(task), "overlap": default_overlap(task)}
+        common: dict[str, int | str] = {"math": default_math(task), **hinted(task, ""), "overlap": default_overlap(task)}
         if self._flat(task):
             return {"form": "flat", "block": 1024, "num_warps": 4, **common}
         real = self._cols(task)
         block = min(next_power(real), 1024)
         sines = any(e.op in ("sin", "cos") for e in walk([s.value for s in task.low.stores]))  # keep many registers busy
-        if (
-            task.rows * real >= FILLS and not sines
-        ):  # wide enough that what is the same for all rows is read in one run, with little waste
+        if task.rows * real >= FILLS and not sines:
+            # wide enough that what is the same for all rows is read in one run, with little waste
             block = next((b for b in (4096, 2048) if -(-real // b) * b * 16 <= real * 17), block)
         rows = 1
         while task.low.rows and rows < 64 and rows * block * pieces(task) < 1024:

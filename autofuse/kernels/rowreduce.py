@@ -24,14 +24,12 @@ from .tile import (
     other_math,
     overlap,
     streamed,
-    unhinted,
     widest,
 )
 
 WHOLE_MAX = 2**16  # columns of a whole row in registers
 REGISTER_BYTES = 2**17  # of a row that is kept: half of what a processor's registers hold
 MANY_STEPS = 60  # expressions of a row's elements that want more registers than the row
-JOINT_MIN = 2**13  # columns of a row that programs share which wait for each other
 SPLIT_MIN = 2**13  # columns of a row that several programs share
 
 
@@ -93,7 +91,7 @@ class RowReduce:
             ("unrolled", 256 < cols <= WHOLE_MAX and (real * 9 <= cols * 8 or cols >= 2**14)),
             ("looped", cols > 1024 or (apart and cols > 128)),
             ("split", can_split),
-            ("joint", real > JOINT_MIN and bool(task.low.reduces) and len(task.low.spaces) == 1 and task.limits.sm_count >= 16),
+            ("joint", real > SPLIT_MIN and bool(task.low.reduces) and len(task.low.spaces) == 1 and task.limits.sm_count >= 16),
         )
         rows = tuple(r for r in (1, 2, 4, 8, 16, 32, 64) if r == 1 or (task.low.rows and (apart or (r < 64 and r * cols <= 2**15))))
         blocks = ("unrolled", "looped", "split", "joint")
@@ -155,7 +153,7 @@ class RowReduce:
 
             return cpu_seed(task)
         cols, real = padded(task), widest(task)
-        common: dict[str, int | str] = {"math": default_math(task), **unhinted(task), "overlap": default_overlap(task)}
+        common: dict[str, int | str] = {"math": default_math(task), **hinted(task, ""), "overlap": default_overlap(task)}
         early = 1 if 1 in early_choices(task) else 0
         registers = self._registers(task, early)
         keep = "storage" if registers and held_tiles(task) > 1 else "wide"
@@ -237,15 +235,8 @@ class RowReduce:
             made.append({"rows_per_program": more_rows, "num_warps": 2 * warps})
             made += [{"persistent": 2, "num_stages": 3, "registers": 0}, {"persistent": 4, "num_stages": 2, "registers": 0}]
             # a row that is read again in each pass is in the cache, and leaves the registers free
-            made.append(
-                {
-                    "form": "looped",
-                    "block_cols": min(2**14, next_power(cols)),
-                    "rows_per_program": more_rows,
-                    "online": 0,
-                    "turn": 0,
-                }
-            )
+            again: dict[str, int | str] = {"form": "looped", "block_cols": min(2**14, next_power(cols)), "online": 0, "turn": 0}
+            made.append({**again, "rows_per_program": more_rows})
             if cols > 2**14:
                 made.insert(1, {"form": "looped", "block_cols": 8192, "num_warps": 16, "num_stages": 1, "online": 1, "turn": 1})
         made += [*other_math(task)[1:], {"overlap": 1 - int(seed["overlap"])}]

@@ -68,8 +68,7 @@ class SplitRows(Tiles):
         return Source("cuda", module(prelude, texts), tuple(launches), work, fuse_products=self.math != "exact")
 
     def _range(self, space: tuple[str, ...]) -> tuple[str, str]:
-        p, n, block = self.p, self.low.extent(space[0]), self.blocks[space[0]]
-        per = -(-n // (self.pieces * block)) * block
+        p, n, per = self.p, self.low.extent(space[0]), self.per_piece(space[0])
         low, high = p.fresh("low"), p.fresh("high")
         p.line(f"{low} = piece * {per}")
         p.line(f"{high} = tl.minimum({low} + {per}, {n})")

@@ -73,13 +73,8 @@ def default_overlap(task: Task) -> int:
 
 
 def hinted(task: Task, hint: str) -> dict[str, int | str]:
-    """One eviction hint for all large inputs, and for outputs where they take it."""
+    """One eviction hint for all large inputs, and for outputs where they take it; "" for none, where a search begins."""
     return {k.name: hint if hint in k.values else "" for k in hints(task, True)}
-
-
-def unhinted(task: Task) -> dict[str, int | str]:
-    """No eviction hints: where a search begins."""
-    return {k.name: "" for k in hints(task, True)}
 
 
 def next_power(n: int) -> int:
@@ -124,12 +119,17 @@ def levels(roots: Sequence[Expr], counts: Callable[[Expr], bool]) -> dict[int, i
     return made
 
 
+def first_needs(roots: Sequence[Expr]) -> tuple[dict[int, int], set[int]]:
+    """The levels of all reductions, and the numbers of what lies under those of the first level, themselves included."""
+    level = levels(roots, lambda r: True)
+    return level, {c.number for c in walk([e for e in walk(roots) if e.op == "reduce" and level[e.number] == 1])}
+
+
 def held_tiles(task: Task) -> int:
     """How many tiles wait in registers while the first reduction is made: computed for it, and used again after it."""
     roots, low = [s.value for s in task.low.stores], task.low
     space = {a for s in low.spaces for a in s}
-    level = levels(roots, lambda r: True)
-    under = {c.number for e in walk(roots) if e.op == "reduce" and level[e.number] == 1 for c in walk([e])}
+    level, under = first_needs(roots)
     used = {c.number for e in walk(roots) if level[e.number] and e.op != "reduce" for c in children(e) if c.axes & space}
     return sum(not level[n] for n in used & under)
 
@@ -165,10 +165,8 @@ def streamed(task: Task) -> int:
 
 def late_loads(roots: Sequence[Expr], low: Lowered) -> list[Expr]:
     """Those of them that are needed only after a reduction."""
-    level = levels(roots, lambda r: True)
-    first = [e for e in walk(roots) if e.op == "reduce" and level[e.number] == 1]
-    under = {c.number for c in walk(first)}
-    return [e for e in tile_loads(roots, low) if e.number not in under] if first else []
+    _, under = first_needs(roots)
+    return [e for e in tile_loads(roots, low) if e.number not in under] if under else []
 
 
 def print_in_storage(p: TritonPrinter, actions: Sequence[tuple[Expr, Callable[[], None]]], inner: Callable[[Expr], bool]) -> None:
@@ -426,9 +424,9 @@ class Tiles:
         self._hoist([*(r.args[0] for r in reduces), *(v for _, v in writes)])
         axis = space[0]
         n, block = self.low.extent(axis), p.blocks[axis]
-        count = -(-n // (block * self.pieces))
-        even = n == count * block * self.pieces
-        blocks = self.side.setdefault(space, [Block() for _ in range(count)])
+        per = self.per_piece(axis)
+        even = n == per * self.pieces
+        blocks = self.side.setdefault(space, [Block() for _ in range(per // block)])
         names = [p.fresh("acc") for _ in reduces]
         early = [e for e in self._early() if p.space(e) == space]
         p.in_storage = self.knobs.get("keep") == "storage"
@@ -466,6 +464,11 @@ class Tiles:
         p.in_storage = False
         self._finish(space, reduces, names)
 
+    def per_piece(self, axis: str) -> int:
+        """Columns of each program's piece of a row: whole blocks."""
+        block = self.blocks[axis]
+        return -(-self.low.extent(axis) // (block * self.pieces)) * block
+
     def _finish(self, space: tuple[str, ...], reduces: Sequence[Expr], names: Sequence[str]) -> None:
         """What a pass over blocks side by side has accumulated is the reductions' results."""
         p = self.p
@@ -479,13 +482,15 @@ class Tiles:
 
     # ---- the function around it
 
-    def _wrap(self, grid: tuple[object, ...] | None = None) -> Source:
+    def _wrap(
+        self, grid: tuple[object, ...] | None = None, work: tuple[tuple[str, int], ...] = (), zeroed: tuple[int, ...] = ()
+    ) -> Source:
         p = self.p
         text, launch = function(
             p, "kernel", grid or self._grid(), int(self.knobs["num_warps"]), int(self.knobs.get("num_stages", 1)),
-            registers=int(self.knobs.get("registers", 0)),
+            range(len(work)), int(self.knobs.get("registers", 0)),
         )  # fmt: skip
-        return Source("cuda", module(p.prelude, [text]), (launch,), fuse_products=self.math != "exact")
+        return Source("cuda", module(p.prelude, [text]), (launch,), work, fuse_products=self.math != "exact", zeroed=zeroed)
 
     def _grid(self) -> tuple[object, ...]:
         if self.form == "flat":

@@ -120,6 +120,7 @@ INFIX = {
 }  # fmt: skip
 CALLS = {"log": "tl.log", "log2": "tl.log2", "exp2": "tl.exp2", "sin": "tl.sin", "cos": "tl.cos", "erf": "tl.erf",
          "floor": "tl.floor", "ceil": "tl.ceil", "abs": "tl.abs"}  # fmt: skip
+HARDWARE = {"tanh_approx": "af_tanh", "rcp": "af_rcp"}
 IDENTITY = {"sum": "0", "prod": "1"}
 
 
@@ -306,7 +307,8 @@ class TritonPrinter(Printer):
 
     def fetch_early(self, e: Expr) -> None:
         """Load a tile now that is used later, so that it is on its way while a reduction waits."""
-        if ops.ITEMSIZE[self.low.values[e.attr.operand].dtype] <= 4 and self.known(e) is None and e.number not in self.raw:
+        there = self.known(e) is not None or e.number in self.raw or e.number in self.pairs  # pairs are loaded as one
+        if ops.ITEMSIZE[self.low.values[e.attr.operand].dtype] <= 4 and not there:
             name = self.fresh("k")
             self.line(f"{name} = {self._fetch(e)}")
             self.raw[e.number] = (name, True)
@@ -327,7 +329,7 @@ class TritonPrinter(Printer):
     def _told(self, operand: int, masks: Sequence[str]) -> str:
         """The mask of a load."""
         zero = "0.0" if self.low.values[operand].dtype in FP8_MAX else "0"  # fp8 is made of no integer
-        return f", mask={' & '.join(_paren(m) for m in masks)}, other={zero}" if masks else ""
+        return f", mask={_all(masks)}, other={zero}" if masks else ""
 
     def load(self, e: Expr) -> str:
         space = self.space(e)
@@ -370,8 +372,7 @@ class TritonPrinter(Printer):
 
     def pairs_with(self, one: Store, other: Store) -> bool:
         """Whether `other` writes the odd columns between the even ones of `one`."""
-        inputs = self.addressing.inputs
-        a, b = (self.addressing.address(inputs + s.access.operand, s.access) for s in (one, other))
+        a, b = self._written(one), self._written(other)
         mine = {self.space_of[c] for c in one.access.axes if c in self.space_of}
         return len(mine) == 1 and self._halves(a, next(iter(mine))) and replace(a, const=a.const + 1) == b
 
@@ -396,8 +397,7 @@ class TritonPrinter(Printer):
     def _load_pair(self, one: Expr, other: Expr) -> None:
         space = self.space(one)
         assert space is not None
-        a = self.addressing.address(one.attr.operand, one.attr)
-        a = replace(a, cols=tuple((axis, 1 if axis == space[-1] else f, arg) for axis, f, arg in a.cols))
+        a = _as_run(self.addressing.address(one.attr.operand, one.attr), space)
         extents = [self.rows_per_program if self._along(a, one.axes) else 1] if self.rowdim else []
         extents += [self.blocks[axis] if axis in one.axes else 1 for axis in space]
         with self._wide(space):
@@ -410,10 +410,8 @@ class TritonPrinter(Printer):
 
     def store_pair(self, one: Store, low: Expr, other: Store, high: Expr) -> None:
         """Print two writes of neighbours as one."""
-        inputs = self.addressing.inputs
-        a = self.addressing.address(inputs + one.access.operand, one.access)
         space = next(self.space_of[c] for c in one.access.axes if c in self.space_of)
-        a = replace(a, cols=tuple((axis, 1 if axis == space[-1] else f, arg) for axis, f, arg in a.cols))
+        a = _as_run(self._written(one), space)
         extents = ([self.rows_per_program] if self.rowdim else []) + [self.blocks[axis] for axis in space]
         shape = f"({', '.join(map(str, extents))}{',' if len(extents) == 1 else ''})"
         texts = [f"tl.broadcast_to({self._stored(s, v, space)}, {shape})" for s, v in ((one, low), (other, high))]
@@ -422,7 +420,7 @@ class TritonPrinter(Printer):
 
     def store(self, store: Store, value: Expr) -> None:
         """Print one write."""
-        a = self.addressing.address(self.addressing.inputs + store.access.operand, store.access)
+        a = self._written(store)
         mine = {self.space_of[c] for c in store.access.axes if c in self.space_of}
         if len(mine) > 1:
             raise Infeasible("a write over two unrelated column axes")
@@ -430,6 +428,10 @@ class TritonPrinter(Printer):
         if self.flat and self.low.spaces:
             space = self.low.spaces[0]
         self._write(store, a, space, self._stored(store, value, space))
+
+    def _written(self, store: Store) -> Address:
+        """Where a write goes."""
+        return self.addressing.address(self.addressing.inputs + store.access.operand, store.access)
 
     def _stored(self, store: Store, value: Expr, space: tuple[str, ...] | None) -> str:
         """A value in the dtype that it is written in."""
@@ -450,7 +452,7 @@ class TritonPrinter(Printer):
         name = f"out{store.access.operand}"
         pointer = self._pointer(name, a, space)
         masks = self._masks(a, space, store.access.axes)
-        told = f", mask={' & '.join(_paren(m) for m in masks)}" if masks else ""
+        told = f", mask={_all(masks)}" if masks else ""
         hint = self.evict.get(name, "")
         told += f', eviction_policy="{hint}"' if hint and a.cols else ""
         self.line(f"tl.store({pointer}, {text}{told})")
@@ -547,8 +549,8 @@ class TritonPrinter(Printer):
             return f"af_{op}({self.typed(e.args[0], space)})"
         if op in CALLS:
             return f"{CALLS[op]}({x})"
-        if op in ("tanh_approx", "rcp"):
-            return f"{self.use('af_tanh' if op == 'tanh_approx' else 'af_rcp')}({x})"
+        if op in HARDWARE:
+            return f"{self.use(HARDWARE[op])}({x})"
         if op == "pow":
             raise Infeasible("pow of float64 has no accurate Triton form")
         if op == "neg":
@@ -600,11 +602,12 @@ class TritonPrinter(Printer):
         """The tile with what lies past the extent replaced by the reduction's identity."""
         space = self.space(x)
         assert space is not None
-        text = self.text(x, space)
+        return self.inside(self.text(x, space), axes, identity(kind, x.dtype))
+
+    def inside(self, text: str, axes: Sequence[str], other: str) -> str:
+        """A tile with `other` in place of what lies past the extent of one of these axes."""
         masks = [self.mask[a] for a in axes if a in self.mask]
-        if masks:
-            return f"tl.where({' & '.join(_paren(m) for m in masks)}, {text}, {identity(kind, x.dtype)})"
-        return text
+        return f"tl.where({_all(masks)}, {text}, {other})" if masks else text
 
     def reduce_text(self, text: str, kind: str, axes: Sequence[str], space: tuple[str, ...]) -> str:
         """A tile reduced over axes: to rows where all of the space goes, else with extent 1 there."""
@@ -642,8 +645,17 @@ class TritonPrinter(Printer):
         return "t"
 
 
+def _all(masks: Sequence[str]) -> str:
+    return " & ".join(_paren(m) for m in masks)
+
+
 def _paren(text: str) -> str:
     return f"({text})" if " " in text else text
+
+
+def _as_run(a: Address, space: tuple[str, ...]) -> Address:
+    """The address of a run of pairs: every column of the innermost axis in place of every other one."""
+    return replace(a, cols=tuple((axis, 1 if axis == space[-1] else f, arg) for axis, f, arg in a.cols))
 
 
 def _within(e: Expr, limit: float) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..accuracy import Verdict
-from ..chain import Chain, dim_value
+from ..chain import Chain
 from ..cost import bytes_min
 from ..errors import Infeasible, InputError
 from ..fusion import EAGER, Fusion, Plan, Segment
@@ -115,8 +115,7 @@ class Bench:
         )
 
     def _empty(self, value: int, sizes: Mapping[str, int]) -> torch.Tensor:
-        v = self.chain.values[value]
-        return allocate([dim_value(d, sizes) for d in v.shape], v.dtype, self.device, self.layouts.orders[value])
+        return allocate(self.chain.values[value], sizes, self.device, self.layouts.orders[value])
 
     def recorded(self, segment: Segment) -> _Recorded:
         """The segment's inputs and checker, made once and kept while there is room."""

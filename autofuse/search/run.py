@@ -172,8 +172,7 @@ class Run:
                 for _, schedule, _ in near[:3]:
                     if schedule.kind == part.study.kind.name and schedule.space_version == part.study.space.version:
                         part.study.enqueue(schedule.knobs)
-            for changes in part.study.kind.variants(part.study.task):
-                part.study.enqueue(changes)
+            part.study.enqueue_variants()
 
     # ---- time
 

@@ -125,6 +125,11 @@ class SegmentStudy:
         if params is not None:
             self.study.enqueue_trial(params)
 
+    def enqueue_variants(self) -> None:
+        """Try what usually beats the kind's seed, before all else that is not enqueued yet."""
+        for changes in self.kind.variants(self.task):
+            self.enqueue(changes)
+
     def _filled(self, knobs: Mapping[str, int | str]) -> dict[str, int | str]:
         seed = self.kind.seed(self.task)
         return {k.name: knobs.get(k.name, seed.get(k.name, k.values[0])) for k in self.space.knobs}
