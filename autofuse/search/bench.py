@@ -28,10 +28,11 @@ from ..kernels.registry import BY_NAME
 from ..program import Layouts, Program, allocate
 from ..reference import evaluate
 from .check import Case, Checker, Fill, make_cases
-from .measure import Timing, input_sets, interleave, prepare
+from .measure import Timing, input_sets, interleave, prepare, turn
 from .outcome import compile_triton, failure, resources
 from .recipes import Recipe, make
 
+MEASURED = ("segment", "config", "race")  # requests that run on the device, one process at a time
 KEPT_BYTES = 2**30  # recorded inputs and oracle results of segments; the least recently used go first
 Call = Callable[[int], Any]
 
@@ -63,6 +64,12 @@ class Bench:
             if made["status"] == "out_of_memory" and self.device.type == "cuda":
                 torch.cuda.empty_cache()
             return made
+
+    def turn(self, request: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+        """What a request waits for before it begins: no other process measures on the device."""
+        if self.ready and request.get("op") in MEASURED:
+            return turn(self.device, self.cache)
+        return contextlib.nullcontext()
 
     def _setup(self, r: Mapping[str, Any]) -> None:
         for name in r.get("plugins", ()):

@@ -26,6 +26,7 @@ from ..errors import WorkerError
 
 ROOT = Path(__file__).resolve().parents[2]
 _LINE_LIMIT = 2**24
+TURN_S = 600.0  # how long a request may wait for other processes that measure on the same device
 
 
 class Worker:
@@ -37,6 +38,7 @@ class Worker:
     def __init__(self, setup: Mapping[str, Any], *, timeout_s: float = 120.0) -> None:
         self.setup, self.timeout_s = {**setup, "op": "setup"}, timeout_s
         self.starts = 0
+        self.waited_s = 0.0  # for other processes that measured
         self._process: subprocess.Popen[bytes] | None = None
         self._life = -1
         self._log: IO[bytes] | None = None
@@ -121,6 +123,10 @@ class Worker:
             self._log.close()
             self._log = None
 
+    def clock(self) -> float:
+        """Seconds of a clock that stands while other processes measure on the device."""
+        return time.monotonic() - self.waited_s
+
     def close(self) -> None:
         """End the process. A later request would start a new one."""
         self._end()
@@ -154,12 +160,15 @@ class Worker:
 
     def _ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         assert self._process is not None and self._log is not None
-        until = time.monotonic() + timeout_s
         self._taken = False
         try:
-            line = self._exchange(json.dumps(request).encode() + b"\n", until)
+            line = self._exchange(json.dumps(request).encode() + b"\n", timeout_s)
         except TimeoutError:
             self._end()
+            if not self._taken:
+                raise WorkerError(
+                    f"the measuring process did not begin within {TURN_S:g} s: another process measures on the device, or hangs"
+                ) from None
             return {"status": "timeout", "message": f"no answer within {timeout_s:g} s"}
         except (EOFError, OSError):
             return self._lost()
@@ -178,10 +187,12 @@ class Worker:
             os.ftruncate(self._log.fileno(), 0)
         return answer
 
-    def _exchange(self, data: bytes, until: float) -> bytes:
-        """Send a line, read a line."""
+    def _exchange(self, data: bytes, timeout_s: float) -> bytes:
+        """Send a line, read a line. The time runs from when the worker takes the request; it may wait before that."""
         assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
         to, back = self._process.stdin.fileno(), self._process.stdout.fileno()
+        sent = time.monotonic()
+        until = sent + timeout_s + TURN_S
         with selectors.DefaultSelector() as ready:
             ready.register(to, selectors.EVENT_WRITE)
             ready.register(back, selectors.EVENT_READ)
@@ -192,6 +203,9 @@ class Worker:
                     if line:
                         return line
                     self._taken = True
+                    now = time.monotonic()
+                    self.waited_s += now - sent
+                    until = now + timeout_s
                     continue
                 left = until - time.monotonic()
                 if left <= 0:

@@ -10,14 +10,17 @@ Times of different protocols do not compare.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +37,7 @@ MIN_SAMPLES = 7
 MAX_SAMPLES = 1000
 SAMPLE_S = 100e-6  # the clock is too coarse for less
 WARM_CLOCK_S = 0.05
+IDLE_S = 0.1  # a GPU that has done nothing for so long lowers its clocks
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,23 @@ def input_sets(bytes_min: int, device: torch.device | str, protocol: str) -> int
 def l2_bytes(device: torch.device) -> int:
     """Size of a CUDA device's L2 cache."""
     return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)) or 64 * 2**20
+
+
+@contextlib.contextmanager
+def turn(device: torch.device | str, folder: Path) -> Iterator[None]:
+    """Processes that use `folder` time programs on one GPU one after the other: waits until no other one does. The
+    operating system ends the turn of a process that dies. On a CPU nobody waits."""
+    device = torch.device(device)
+    if device.type == "cpu":
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"measuring-{torch.cuda.get_device_properties(device).uuid}.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+_last_timed: dict[torch.device, float] = {}  # when each GPU was timed last by this process
 
 
 # ---- one program under one protocol
@@ -205,7 +226,7 @@ def interleave(samplers: Sequence[Sampler], device: torch.device | str, budget_s
     enabled = gc.isenabled()
     gc.disable()
     try:
-        if device.type == "cuda":
+        if device.type == "cuda" and time.perf_counter() - _last_timed.get(device, -math.inf) > IDLE_S:
             _warm_clocks(device)
         start = time.perf_counter()
         rounds = 0
@@ -218,6 +239,7 @@ def interleave(samplers: Sequence[Sampler], device: torch.device | str, budget_s
             least = 3 if spent / rounds > budget_s else MIN_SAMPLES
             if spent >= budget_s and rounds >= least:
                 break
+        _last_timed[device] = time.perf_counter()
     finally:
         if enabled:
             gc.enable()

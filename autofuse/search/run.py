@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,6 +98,7 @@ class Run:
     parts: list[_Part] = field(default_factory=list)
     done: int = 0
     run_id: int = 0
+    clock: Callable[[], float] = time.monotonic  # seconds of which the budget is spent
 
     def __post_init__(self) -> None:
         self.chain = self.traced.chain
@@ -112,7 +113,7 @@ class Run:
         self.unfused_us: float | None = None
         self.unfused_plan = ""
         self.shown_us = math.inf
-        self.started = time.monotonic()
+        self.started = self.clock()
         self.reason = ""
 
     # ---- the parts
@@ -177,7 +178,7 @@ class Run:
     # ---- time
 
     def left_s(self) -> float:
-        return self.seconds_budget - (time.monotonic() - self.started)
+        return self.seconds_budget - (self.clock() - self.started)
 
     def spent(self) -> bool:
         if self.done >= self.trials_budget:
@@ -243,8 +244,15 @@ class Run:
 
     def sample_s(self) -> float:
         """Seconds of timing a trial gets: little, since finalists are measured again."""
-        most = 0.25 if self.protocol == "loop" else 0.06  # a GPU's times vary less, and one is over sooner
-        return max(0.02, min(most, self.seconds_budget / max(1, self.trials_budget) / 3))
+        if self.protocol != "loop":
+            return 0.03  # a GPU's times vary little: a hundred calls
+        return max(0.02, min(0.25, self.seconds_budget / max(1, self.trials_budget) / 3))
+
+    def race_s(self, configs: int) -> float:
+        """Seconds of timing the finalists get together."""
+        if self.protocol != "loop":
+            return 0.06 * configs
+        return min(3.0, max(0.4, self.seconds_budget / 8))
 
     def try_config(self, worker: Worker, plan: Plan, schedules: Sequence[Mapping[str, int | str]]) -> float | None:
         """Check and time a whole config; its time, or None."""
@@ -435,7 +443,7 @@ class Run:
             return keep[0]
         answers = worker.request(
             {"op": "race", "configs": [{"plan": c.plan, "schedules": [dict(s.knobs) for s in c.schedules]} for c, _ in keep],
-             "budget_s": min(3.0, max(0.4, self.seconds_budget / 8))},
+             "budget_s": self.race_s(len(keep))},
             4 * SEGMENT_TIMEOUT_S,
         ).get("results", [])  # fmt: skip
         timed: list[tuple[ConfigRecord, float]] = []

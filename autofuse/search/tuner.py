@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from types import TracebackType
@@ -155,7 +154,8 @@ def _drive(run: Run, worker: Worker) -> tuple[Tuned, bool]:
     run.reason = "interrupted"
     try:
         worker.prepare(_setup(run))
-        run.started = time.monotonic()  # the budget is for the search; starting a process is not part of it
+        run.clock = worker.clock
+        run.started = run.clock()  # the budget is for the search; starting a process is not part of it
         run.make_parts()
         run.resume(env.uid, record.uid)
         run.transfer(record.uid)

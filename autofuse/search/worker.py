@@ -70,11 +70,13 @@ def main(argv: list[str]) -> None:
 
     bench = Bench()
     for line in sys.stdin:
-        os.write(answers, b"\n")  # taken: whatever happens from here on is this request's doing
-        try:
-            answer = bench.handle(json.loads(line))
-        except BaseException as e:
-            answer = failure(e)
+        request = json.loads(line)
+        with bench.turn(request):
+            os.write(answers, b"\n")  # taken: whatever happens from here on is this request's doing
+            try:
+                answer = bench.handle(request)
+            except BaseException as e:
+                answer = failure(e)
         data = json.dumps(_finite(answer), default=str).encode() + b"\n"
         while data:
             data = data[os.write(answers, data) :]

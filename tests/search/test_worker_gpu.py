@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from autofuse.fusion import Fusion
 from autofuse.kernels.base import Limits
 from autofuse.program import Layouts
 from autofuse.search.client import Worker
-from autofuse.search.measure import ceilings, time_runs
+from autofuse.search.measure import ceilings, time_runs, turn
 from autofuse.trace import trace
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -120,3 +122,20 @@ def test_ceilings_and_protocols() -> None:
         one, two = time_runs([lambda _: x + 1, lambda _: (x + 1) * 2], "cuda:0", budget_s=0.05, protocol=protocol, rotate=1)
         print(protocol, one, two)
         assert one.median_us < two.median_us and one.samples >= 7
+
+
+def test_processes_take_turns(other_setup: Setups) -> None:
+    """A request waits while another process measures on the device; the time is not the candidate's."""
+    x = torch.randn(64, 256, device="cuda")
+    setup = on_gpu(other_setup(double_plus_one, x), "graph")
+    config = {"op": "config", "plan": "eager", "schedules": [], "budget_s": 0.01}
+    with Worker(setup) as worker:
+        assert worker.request(config)["status"] == "ok"
+        before = worker.waited_s
+        with ThreadPoolExecutor(1) as pool:
+            with turn("cuda:0", Path(setup["cache"])):
+                asked = pool.submit(worker.request, config, 5.0)
+                time.sleep(6)
+                assert not asked.done()
+            assert asked.result(10)["status"] == "ok"
+        assert 5.5 < worker.waited_s - before < 9
