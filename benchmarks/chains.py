@@ -1,7 +1,7 @@
 """The catalogue against eager, torch.compile and libraries, tuned and measured in one run, interleaved.
 
     python -m benchmarks.chains --device cpu --shape 256x4096 --dtype float32 --dtype bfloat16
-    python -m benchmarks.chains --device cuda:0 --suite large --compile max --part 1/8 --json large-1.json
+    python -m benchmarks.chains --device cuda:0 --suite large --compile max --jobs 6 --part 1/8 --json large-1.json
     python -m benchmarks.chains --merge large-*.json
 
 large   traffic of 256 MiB at hidden sizes of 1024 to 16384 (losses: at vocabularies)
@@ -13,17 +13,22 @@ Every candidate allocates its outputs anew, but those whose name ends in "_inpla
 the same bytes timed in the same run, `floor` those bytes at the device's copy bandwidth. A candidate is compared with
 eager before it is timed, and left out, with a line, where it fails or differs. Prints microseconds and ratios, and for
 each bar of a suite whether it is met. The JSON file is written after each workload, failed ones included.
+
+With several jobs, processes build side by side and take turns on the device: what is timed is timed alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +37,12 @@ import torch
 import autofuse
 from autofuse import cost, settings
 from autofuse.device import default_device, describe, environment
-from autofuse.search.measure import Sampler, Timing, ceilings, choose_protocol, input_sets, interleave, prepare
+from autofuse.search.measure import Sampler, Timing, ceilings, choose_protocol, input_sets, interleave, prepare, turn
 from autofuse.search.tuner import Tuner
 from autofuse.store.store import Store
 from autofuse.trace import sizes_of, trace
 from autofuse.workload import layouts_of, workload_of
-from benchmarks import peers, warm
+from benchmarks import peers
 from benchmarks.report import OURS, Row, merge, read, report, write
 from benchmarks.suites import SUITES, Workload, at_shapes, part, workloads
 from examples.entries import CATALOGUE
@@ -53,6 +58,7 @@ WHERE w.uid = '{uid}' AND t.status = 'ok' ORDER BY t.registers IS NULL, t.id DES
 def bench(w: Workload, options: argparse.Namespace, tuner: Tuner) -> Row:
     """Tune one workload and time every candidate on it."""
     device, fn, rows = options.device, w.entry.fn, w.filled()
+    torch._dynamo.reset()
     args = w.entry.case(rows, w.cols, w.dtype, device)
     traced = trace(fn, args)
     sizes = sizes_of(traced, args) or {}
@@ -60,6 +66,8 @@ def bench(w: Workload, options: argparse.Namespace, tuner: Tuner) -> Row:
     protocol = choose_protocol(nbytes, device)
     if w.protocol and protocol != "loop":
         protocol = w.protocol
+    modes = {mode: peers.compiled(fn, mode) for mode in options.compile}
+    left_out = {name_of(m): why for m, bind in modes.items() if (why := peers.build(bind(*args)))}
     started = time.monotonic()
     result = tuner.tune(fn, [args], device=device, trials=options.trials, seconds=options.seconds, name=w.entry.name).rows[0]
     tune_s = time.monotonic() - started
@@ -69,12 +77,10 @@ def bench(w: Workload, options: argparse.Namespace, tuner: Tuner) -> Row:
         raise RuntimeError(f"no result: {result.reason}")
     sets = [args, *(w.entry.case(rows, w.cols, w.dtype, device, k) for k in range(1, input_sets(nbytes, device, protocol)))]
     binds = {"copy": peers.copy_of(nbytes, device), "eager": peers.plain(fn), OURS: peers.plain(autofuse.fuse(fn, store=tuner.url))}
-    for mode in options.compile:
-        binds["compile" if mode == "default" else "compile_max"] = peers.compiled(fn, mode)
+    binds |= {name_of(m): bind for m, bind in modes.items() if name_of(m) not in left_out}
     binds |= peers.libraries(w.entry.name, device)
-    timings, left_out = measure(binds, sets, getattr(torch, w.dtype), device, protocol, options.time)
-    for name, why in left_out.items():
-        print(f"{w}: {name} is left out: {why}", file=sys.stderr, flush=True)
+    timings, more = measure(binds, sets, getattr(torch, w.dtype), device, protocol, options.time)
+    left_out |= more
     if OURS not in timings:
         raise RuntimeError(f"the fused function: {left_out[OURS]}")
     uid = workload_of(traced.chain, layouts_of(traced.chain, [a for a in args if isinstance(a, torch.Tensor)]), sizes).uid
@@ -84,6 +90,11 @@ def bench(w: Workload, options: argparse.Namespace, tuner: Tuner) -> Row:
         "left_out": left_out, "plan": result.plan, "schedules": list(result.schedules), **resources(tuner.url, uid),
         "trials": result.trials, "tune_s": round(tune_s, 1), "state": result.state, "reason": result.reason,
     }  # fmt: skip
+
+
+def name_of(mode: str) -> str:
+    """What the table calls a mode of torch.compile."""
+    return "compile" if mode == "default" else "compile_max"
 
 
 def head(w: Workload) -> Row:
@@ -97,28 +108,42 @@ def measure(
     binds: dict[str, peers.Bind], sets: Sequence[tuple[Any, ...]], dtype: torch.dtype, device: str, protocol: str, seconds: float
 ) -> tuple[dict[str, Timing], dict[str, str]]:
     """Interleaved timings of the candidates that work and agree with eager, and why the others do not."""
-    ready: dict[str, Sampler] = {}
     left_out: dict[str, str] = {}
-    torch._dynamo.reset()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, bind in binds.items():
+            if name.startswith("compile"):
+                continue  # which is built, and chooses among its kernels with the device to itself
+            try:
+                bind(*sets[0])()
+            except Exception as error:  # a peer raises anything
+                left_out[name] = peers.one_line(error)
+        with turn(device, settings.read().cache):
+            ready = {n: b for n, b in binds.items() if n not in left_out}
+            return _timed(ready, sets, dtype, device, protocol, seconds, left_out), left_out
+
+
+def _timed(
+    binds: dict[str, peers.Bind], sets: Sequence[tuple[Any, ...]], dtype: torch.dtype, device: str, protocol: str, seconds: float,
+    left_out: dict[str, str],
+) -> dict[str, Timing]:  # fmt: skip
+    ready: dict[str, Sampler] = {}
     try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            expected = [t.clone() for t in torch.utils._pytree.tree_leaves(binds["eager"](*sets[0])())]
-            for name, bind in binds.items():
-                try:
-                    calls = [bind(*s) for s in sets]
-                    wrong = "" if name == "copy" else peers.differs(calls[0](), expected, dtype)
-                    if wrong:
-                        left_out[name] = wrong
-                        continue
-                    for call in calls[1:]:
-                        call()
-                    ready[name] = prepare(lambda k, calls=calls: calls[k](), device, protocol, len(calls))  # type: ignore[misc]
-                except Exception as error:  # a peer raises anything
-                    left_out[name] = peers.one_line(error)
-            del expected
-            timings = interleave(list(ready.values()), device, seconds * len(ready))
-        return dict(zip(ready, timings, strict=True)), left_out
+        expected = [t.clone() for t in torch.utils._pytree.tree_leaves(binds["eager"](*sets[0])())]
+        for name, bind in binds.items():
+            try:
+                calls = [bind(*s) for s in sets]
+                wrong = "" if name == "copy" else peers.differs(calls[0](), expected, dtype)
+                if wrong:
+                    left_out[name] = wrong
+                    continue
+                for call in calls[1:]:
+                    call()
+                ready[name] = prepare(lambda k, calls=calls: calls[k](), device, protocol, len(calls))  # type: ignore[misc]
+            except Exception as error:  # a peer raises anything
+                left_out[name] = peers.one_line(error)
+        del expected
+        return dict(zip(ready, interleave(list(ready.values()), device, seconds * len(ready)), strict=True))
     finally:
         for sampler in ready.values():
             sampler.close()
@@ -131,30 +156,56 @@ def resources(store: str, uid: str) -> dict[str, int | None]:
     return dict(zip(names, rows[0], strict=True)) if rows else {}
 
 
+_tuner: Tuner | None = None  # of a process that measures
+
+
+def _begin(store: str) -> None:
+    """Make this process one that measures."""
+    global _tuner
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the process that started it minds
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch._dynamo.config.recompile_limit = 512
+    torch._inductor.config.compile_threads = 1  # there are other processes
+    _tuner = Tuner(settings.store_url(store))
+
+
+def _one(w: Workload, options: argparse.Namespace) -> Row:
+    """A workload's row; one that fails has "error"."""
+    assert _tuner is not None
+    try:
+        return bench(w, options, _tuner)
+    except Exception as error:
+        return {**head(w), "error": peers.one_line(error)}
+
+
 def run(every: Sequence[Workload], options: argparse.Namespace, store: str) -> Iterator[Row]:
-    """A row for each workload, as it is done; one that fails has "error"."""
-    with Tuner(settings.store_url(store)) as tuner:
-        yield from run_with(tuner, every, options)
-
-
-def run_with(tuner: Tuner, every: Sequence[Workload], options: argparse.Namespace) -> Iterator[Row]:
-    began = time.monotonic()
-    for k, w in enumerate(every):
-        if time.monotonic() - began > options.limit:
-            print(f"out of time: {len(every) - k} workloads are not measured, {w} the first", file=sys.stderr)
-            return
-        try:
-            row = bench(w, options, tuner)
-            print(
-                f"{w}: {row['rows']} rows, {row['tune_s']} s, {row['trials']} trials, {row['reason']}, {row['plan']} "
-                f"{row['schedules']}",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
-            yield row
-        except Exception as error:
-            why = peers.one_line(error)
-            print(f"{w}: {why}", file=sys.stderr, flush=True)
-            yield {**head(w), "error": why}
+    """A row for each workload, as it is done."""
+    # both compilers find in one place what the other processes have built
+    os.environ.setdefault("TRITON_CACHE_DIR", str(settings.read().cache / "triton"))
+    began, left = time.monotonic(), list(every)
+    pool = ProcessPoolExecutor(options.jobs, get_context("spawn"), _begin, (store,))
+    under_way: dict[Future[Row], Workload] = {}
+    try:
+        while left or under_way:
+            while left and len(under_way) < options.jobs and time.monotonic() - began < options.limit:
+                w = left.pop(0)
+                under_way[pool.submit(_one, w, options)] = w
+            if not under_way:
+                print(f"out of time: {len(left)} workloads are not measured, {left[0]} the first", file=sys.stderr)
+                return
+            for done in wait(under_way, return_when=FIRST_COMPLETED).done:
+                w, row = under_way.pop(done), done.result()
+                tuned = "{rows} rows, {tune_s} s, {trials} trials, {reason}, {plan} {schedules}"
+                print(f"{w}: {row.get('error') or tuned.format(**row)}", file=sys.stderr, flush=True)
+                for name, why in row.get("left_out", {}).items():
+                    print(f"{w}: {name} is left out: {why}", file=sys.stderr, flush=True)
+                yield row
+    except BaseException:
+        for process in list((pool._processes or {}).values()):
+            process.kill()  # nobody waits for what it measures
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def planned(options: argparse.Namespace) -> list[Workload]:
@@ -192,7 +243,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--time", type=float, default=0.3, help="seconds of timing for each candidate")
     parser.add_argument("--limit", type=float, default=1e9, help="stop starting workloads after this many seconds")
-    parser.add_argument("--warm", type=int, metavar="N", help="build everything first, on N processes")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that build side by side")
     parser.add_argument("--store", help="keep the results here; default: a new store that is thrown away")
     parser.add_argument("--json", help="write every row here")
     options = parser.parse_args()
@@ -204,12 +255,10 @@ def main() -> None:
             rows = merge(read(path) for path in options.merge)
             return
         every = planned(options)
-        torch._dynamo.config.recompile_limit = 512
+        if options.jobs > 1 and torch.device(options.device).type == "cpu":
+            raise ValueError("--jobs is for GPUs: on a CPU what builds disturbs what is measured")
         where, env = describe(options.device).name, environment(options.device)
         print(f"{len(every)} workloads on {where}, torch {env.torch}, triton {env.triton}", file=sys.stderr, flush=True)
-        if options.warm:
-            warm.keep_no_choices()
-            warm.warm(every, options.device, options.compile, options.trials, options.warm)
         with tempfile.TemporaryDirectory() as folder:
             for row in run(every, options, options.store or str(Path(folder) / "bench.db")):
                 rows.append({**row, "device": where, "torch": env.torch, "triton": env.triton})

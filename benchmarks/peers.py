@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -38,6 +39,18 @@ def in_place(fn: Callable[..., Any]) -> Bind:
 def compiled(fn: Callable[..., Any], mode: str) -> Bind:
     """torch.compile of a function, for exactly its shapes."""
     return plain(torch.compile(fn, dynamic=False, mode=None if mode == "default" else "max-autotune-no-cudagraphs"))
+
+
+def build(call: Call) -> str:
+    """Make torch.compile build what a call needs, with none of its Triton kernels launched; why it cannot, or ""."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    try:
+        with torch.no_grad(), mock.patch.object(CachingAutotuner, "run", lambda *_, **__: None):
+            call()
+    except Exception as error:  # torch.compile raises anything
+        return one_line(error)
+    return ""
 
 
 def copy_of(nbytes: int, device: str) -> Bind:
