@@ -314,8 +314,9 @@ FORMS: dict[str, Knobs] = {
 FEW_FORMS = {k: FORMS[k] for k in ("whole_rows", "unrolled_storage", "looped_online", "split_online")}
 TILES: dict[str, Knobs] = {
     "flat": {"form": "flat", "block": 64, "overlap": 1},
-    "tile": {"form": "tile", "rows_per_program": 1, "block_cols": 16},
-    "tile_rows": {"form": "tile", "rows_per_program": 4, "block_cols": 16},
+    "tile": {"form": "tile", "rows_per_program": 1, "block_cols": 16, "order": "cols"},
+    "tile_rows": {"form": "tile", "rows_per_program": 4, "block_cols": 16, "order": "cols"},
+    "tile_by_blocks": {"form": "tile", "rows_per_program": 2, "block_cols": 16, "order": "rows"},
 }
 
 

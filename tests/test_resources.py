@@ -94,11 +94,11 @@ def test_rows_of_several_programs_that_wait(name: str, arch: int) -> None:
     if "fp8" in name and arch == 80:
         arch = 89
     knobs: dict[str, int | str] = {
-        "form": "joint", "pieces": 16, "block_cols": 4096, "num_warps": 16, "keep": "storage", "registers": 64, "math": "fast",
+        "form": "joint", "pieces": 32, "block_cols": 2048, "num_warps": 8, "keep": "storage", "registers": 80, "math": "fast",
     }  # fmt: skip
     for cols in (131072, 140032):
         (found,) = compiled(CHAINS[name].fn, CHAINS[name].case(4, cols, "bfloat16"), arch, knobs)
-        assert found.stack_bytes == 0 and found.registers <= 64
+        assert found.stack_bytes == 0 and found.registers <= 80
 
 
 @pytest.mark.parametrize("online", [0, 1])

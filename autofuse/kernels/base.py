@@ -104,8 +104,8 @@ class Limits:
 class Launch:
     """One launch of a program: entry point, scalar arguments (see layout.bind), launch shape, and the tensors it takes.
 
-    grid: ("rows", rows a program, column blocks), ("units", programs a row, column blocks), ("persistent", rows a tile,
-    programs), ("flat", block) or ("threads",)
+    grid: ("rows", rows a program, column blocks), ("blocks", the same, but a row's blocks follow each other), ("units",
+    programs a row, column blocks), ("persistent", rows a tile, programs), ("flat", block) or ("threads",)
     inputs, outputs, workspaces: which of the segment's and the source's, by number
     """
 
@@ -141,7 +141,7 @@ class Source:
     workspaces: tuple[tuple[str, int], ...] = ()
     threads: int = 1
     fuse_products: bool = True
-    zeroed: tuple[int, ...] = ()  # the workspaces that are 0 before the first launch
+    kept: tuple[int, ...] = ()  # the workspaces that are 0 before the first call and stay as it leaves them for the next
 
     @property
     def hash(self) -> str:

@@ -2,19 +2,29 @@
 
 A program takes its piece by a ticket, so that the pieces of a row run at the same time however the device hands out
 programs: those of lower tickets run already and need nobody after their own row. What a piece gives to a reduction lies
-in a workspace; when all pieces of the row have come, each joins them itself, in order, and goes on. A cluster of
-processors does this in hardware; Triton reaches it through memory.
+in a workspace, one 64-bit word with the number of the launch beside the value: who finds that number finds the value, and
+neither a fence nor a clearing is needed. One thread of a program looks whether the row's count has come to all its pieces
+(where all warps look at the words, they are in each other's way); then each program joins the words itself, in order, and
+goes on. A cluster of processors does this in hardware; Triton reaches it through memory.
+
+To wait costs microseconds: a softmax's sum and a variance are made of each piece by itself and joined with the maximum
+and the mean.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from math import prod
 
 from ..errors import Infeasible
+from ..ops import ITEMSIZE
 from .base import Knobs, Source, Task
 from .expr import Expr
+from .onepass import OnePass
+from .roles import Store
 from .tile import Tiles
+from .triton_text import TYPES
 
 
 class JointRows(Tiles):
@@ -26,36 +36,107 @@ class JointRows(Tiles):
         super().__init__(task, knobs, 1, "unrolled", int(knobs["block_cols"]), int(knobs["pieces"]))
         if len(self.low.spaces) != 1 or any(set(r.attr[1]) != set(self.low.spaces[0]) for r in self.low.reduces):
             raise Infeasible("a reduction that leaves columns is not shared among programs")
-        self.slots: dict[int, int] = {}  # which workspace a reduction has
+        if any(ITEMSIZE[r.dtype] != 4 for r in self.low.reduces):
+            raise Infeasible("a reduction that is not in 32 bits is not shared among programs")
+        self.slots: dict[int, int] = {}  # which words a reduction has
+        self.due: list[OnePass] = []  # whose totals the pass at hand owes
+        self.parts: dict[int, str] | None = None  # what this piece gives, while more is made of it
         self.met = 0
 
     def source(self) -> Source:
         p, pieces = self.p, self.pieces
-        self.levels = self._levels()
+        levels = self._levels()
         self.slots = {r.number: k for k, r in enumerate(self._looped_reduces())}
-        self.flags = len(self.slots)
         (space,) = self.low.spaces
-        p.line(f'ticket = tl.atomic_add(ws{self.flags}, 1, sem="relaxed")')
-        p.line(f"piece = ticket % {pieces}")
+        self.counts = len(self.slots) * pieces  # where a row's counts stand, after its words
+        words = self.counts + levels
+        p.line('ticket = tl.atomic_add(ws0, 1, sem="relaxed")')
+        p.line(f"programs = rows.to(tl.int64) * {pieces}")
+        p.line("launch = (ticket // programs + 1).to(tl.int32)")
+        p.line("unit = (ticket % programs).to(tl.int32)")
+        p.line(f"piece = unit % {pieces}")
         p.line(f"base = piece * {self.per_piece(space[0])}")
-        p.set_rows(f"ticket // {pieces}", "rows", p.addressing.kept)
-        p.line(f"slot = row.to(tl.int64) * {pieces}")
+        p.set_rows(f"unit // {pieces}", "rows", p.addressing.kept)
+        p.line(f"words = ws0 + 1 + row.to(tl.int64) * {words}")
         mark = len(p.lines)
         self._loops()
         p.lines[mark:mark] = [p.indent + text for _, text in p.hoisted]
-        work = (*((r.dtype, pieces) for r in self._looped_reduces()), ("int32", self.levels + 1))
-        return self._wrap(("units", pieces, 1), work, zeroed=(self.flags,))
+        return self._wrap(("units", pieces, 1), (("int64", words + 1),), kept=(0,))
+
+    def _unrolled(self, space: tuple[str, ...], reduces: Sequence[Expr], writes: Sequence[tuple[Store, Expr]]) -> None:
+        totals = {o.total.number: o for o in self.online}
+        self.due = [totals[r.number] for r in reduces if r.number in totals]
+        super()._unrolled(space, [r for r in reduces if r.number not in totals], writes)
 
     def _finish(self, space: tuple[str, ...], reduces: Sequence[Expr], names: Sequence[str]) -> None:
         p = self.p
-        if not reduces:
-            return
-        for r, acc in zip(reduces, names, strict=True):
-            part = p.assign(p.reduce_text(acc, r.attr[0], r.attr[1], space), "s", "s")
-            p.line(f"tl.store(ws{self.slots[r.number]} + slot + piece, {part})")
-        flag = f"ws{self.flags} + 1 + row.to(tl.int64) * {self.levels} + {self.met}"
-        p.line(f"{p.use('af_meet')}({flag}, {self.pieces})")
-        self.met += 1
+        made = {
+            r.number: p.assign(p.reduce_text(a, r.attr[0], r.attr[1], space), "s", "s") for r, a in zip(reduces, names, strict=True)
+        }
+        if self.parts is not None:
+            self.parts |= made
+        elif made:
+            due, self.due, self.parts = self.due, [], made
+            if due:
+                self._alone(space, due)
+            parts, self.parts = self.parts, None
+            self._meet([*reduces, *(o.total for o in due)], parts, due)
+
+    def _count(self, space: tuple[str, ...], piece: str, least: int) -> str:
+        """The columns of a piece, or of each of several."""
+        n, per, others = self.low.extent(space[0]), self.per_piece(space[0]), prod(self.low.extent(a) for a in space[1:])
+        return f"tl.minimum(tl.maximum({n} - {piece} * {per}, {least}), {per}).to(tl.float32) * {others}.0"
+
+    def _alone(self, space: tuple[str, ...], due: Sequence[OnePass]) -> None:
+        """Another pass over the piece, for what needs a reduction's result: its own part stands for it."""
+        p, blocks = self.p, self.side[space]
+        assert self.parts is not None
+        held = [dict(b.names) for b in blocks]
+        with p.scope(indent=False):
+            count = p.assign(self._count(space, "piece", 1), "s", "n")
+            for o in due:
+                p.define(o.first, p.assign(o.alone(p, self.parts[o.first.number], count), "s", "s"))
+            super()._unrolled(space, [o.total for o in due], ())
+        for b, names in zip(blocks, held, strict=True):
+            b.names = names  # what was made of a part is not the row's
+
+    def _meet(self, reduces: Sequence[Expr], parts: dict[int, str], due: Sequence[OnePass]) -> None:
+        """Give this piece's parts, wait for those of the others, and join all."""
+        p, pieces = self.p, self.pieces
+        at = {r.number: f"words + {self.slots[r.number] * pieces}" for r in reduces}
+        tag = p.assign("launch.to(tl.int64) << 32", "s", "n")
         for r in reduces:
-            every = p.assign(f"tl.load(ws{self.slots[r.number]} + slot + tl.arange(0, {self.pieces}), volatile=True)", "v", "w")
-            p.define(r, p.assign(p.along_axis(every, r.attr[0], 0), "s", "s"))
+            bits = f"({parts[r.number]}).to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF"
+            p.line(f'tl.atomic_xchg({at[r.number]} + piece, {tag} | ({bits}), sem="relaxed")')
+        self._wait()
+        found = {r.number: p.fresh("w") for r in reduces}
+        loads = [f"{w} = tl.load({at[n]} + tl.arange(0, {pieces}), volatile=True)" for n, w in found.items()]
+        late = " | ".join(f"(({w} >> 32).to(tl.int32) != launch)" for w in found.values())
+        for text in loads:
+            p.line(text)
+        p.line(f"while tl.max(({late}).to(tl.int32), axis=0) != 0:")
+        with p.scope():
+            for text in loads:
+                p.line(text)
+        every = {
+            r.number: p.assign(f"{found[r.number]}.to(tl.int32).to({TYPES[r.dtype]}, bitcast=True)", "v", "w") for r in reduces
+        }
+        (space,) = self.low.spaces
+        counts = p.assign(self._count(space, f"tl.arange(0, {pieces})", 0), "v", "n") if due else ""
+        for o in due:
+            o.join(p, every[o.first.number], every[o.total.number], counts)
+        joined = {e.number for o in due for e in (o.first, o.total)}
+        for r in reduces:
+            if r.number not in joined:
+                p.define(r, p.assign(p.along_axis(every[r.number], r.attr[0], 0), "s", "s"))
+
+    def _wait(self) -> None:
+        """Until the row's count says that all pieces of this launch have come: it grows from launch to launch."""
+        p, pieces = self.p, self.pieces
+        count, here, last = f"words + {self.counts + self.met}", p.fresh("n"), p.fresh("n")
+        self.met += 1
+        p.line(f'{here} = tl.atomic_add({count}, 1, sem="relaxed") + 1')
+        p.line(f"{last} = ({here} + {pieces - 1}) // {pieces} * {pieces}")
+        p.line(f"while {here} < {last}:")
+        with p.scope():
+            p.line(f'{here} = tl.atomic_add({count}, 0, sem="relaxed")')

@@ -90,6 +90,11 @@ class Kernel:
         if kind[0] == "units":
             return (rows * int(str(kind[1])), int(str(kind[2])))
         programs = -(-rows // int(str(kind[1])))
+        if kind[0] == "blocks":
+            programs *= int(str(kind[2]))
+            if programs >= 2**31:
+                raise LaunchError(f"{programs} programs are more than one launch takes: split the call")
+            return (programs, 1)
         return (min(programs, int(str(kind[2]))),) if kind[0] == "persistent" else (programs, int(str(kind[2])))
 
     def _rows(self, sizes: Mapping[str, int]) -> int:
@@ -103,7 +108,6 @@ class Kernel:
     def _bind_triton(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Run:
         device = outputs[0].device
         work = self.workspaces(sizes)
-        makers = [torch.zeros if k in self.source.zeroed else torch.empty for k in range(len(work))]
         parts = []
         for launch, jit in zip(self.source.launches, self.loaded, strict=True):
             grid = self.grid(launch, outputs, sizes)
@@ -120,8 +124,24 @@ class Kernel:
 
             return run
 
+        passing = [(k, n, dtype) for k, (n, dtype) in enumerate(work) if k not in self.source.kept]
+        kept: dict[int, dict[int, torch.Tensor]] = {}  # by stream: calls on one stream follow each other
+
+        def cleared() -> dict[int, torch.Tensor]:
+            return {k: torch.zeros(work[k][0], dtype=work[k][1], device=device) for k in self.source.kept}
+
+        def workspaces() -> dict[int, torch.Tensor]:
+            held = {k: torch.empty(n, dtype=dtype, device=device) for k, n, dtype in passing}
+            if self.source.kept:
+                stream = torch.cuda.current_stream(device).cuda_stream
+                if torch.cuda.is_current_stream_capturing():  # two graphs may run beside each other: each clears its own
+                    held |= cleared()
+                else:
+                    held |= kept.get(stream) or kept.setdefault(stream, cleared())
+            return held
+
         def run_all(ins: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
-            held = [make(n, dtype=dtype, device=device) for make, (n, dtype) in zip(makers, work, strict=True)]
+            held = workspaces()
             for jit, launch, scalars, options in parts:
                 tensors = [*(ins[k] for k in launch.inputs), *(outs[k] for k in launch.outputs)]
                 jit(*tensors, *(held[k] for k in launch.workspaces), *scalars, **options)

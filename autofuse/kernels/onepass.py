@@ -1,6 +1,8 @@
-"""Two reductions in one pass over a row's blocks, where the second would need the first one's result.
+"""Two reductions at once, where the second would need the first one's result: in one pass over a row's blocks, or from
+pieces of a row that know nothing of each other.
 
-A softmax's maximum and sum (online softmax: Milakov and Gimelshein, 2018), and a variance with its mean.
+A softmax's maximum and sum (online softmax: Milakov and Gimelshein, 2018), and a variance with its mean (joined as by Chan,
+Golub and LeVeque, 1979).
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ from collections.abc import Sequence
 from math import prod
 
 from .expr import Builder, Expr
+from .lower import Lowered
 from .triton_text import TYPES, TritonPrinter
 
 
 class OnePass(ABC):
-    """`first` and `total`, reductions of `f` over the same columns: what is printed before, in and after the loop."""
+    """`first` and `total`, reductions of `f` over the same columns: what is printed before, in and after the loop, and what
+    in a piece of a row and after it."""
 
     def __init__(self, total: Expr, first: Expr, f: Expr) -> None:
         self.total, self.first, self.f = total, first, f
@@ -32,13 +36,25 @@ class OnePass(ABC):
     def end(self, p: TritonPrinter, space: tuple[str, ...]) -> None:
         """Print and define the results."""
 
+    @abstractmethod
+    def alone(self, p: TritonPrinter, part: str, count: str) -> str:
+        """What stands for `first` where a piece of `count` columns makes its part of `total`, from its part of `first`.
+        A piece of no columns says 1."""
+
+    @abstractmethod
+    def join(self, p: TritonPrinter, firsts: str, totals: str, counts: str) -> None:
+        """Print and define the results, from the parts and column counts of all pieces."""
+
+
+LEAST = "-3.4028234663852886e38"
+
 
 class SoftmaxSum(OnePass):
     """sum over exp(f - max f): the running maximum and the sum, rescaled where the maximum grows."""
 
     def begin(self, p: TritonPrinter, shape: str, space: tuple[str, ...], start: str) -> None:
         acc = self.acc = p.fresh("acc")
-        p.line(f"{acc}m = tl.full({shape}, -3.4028234663852886e38, {TYPES[self.f.dtype]})")
+        p.line(f"{acc}m = tl.full({shape}, {LEAST}, {TYPES[self.f.dtype]})")
         p.line(f"{acc} = tl.zeros({shape}, {TYPES[self.f.dtype]})")
 
     def step(self, p: TritonPrinter, space: tuple[str, ...]) -> None:
@@ -60,10 +76,20 @@ class SoftmaxSum(OnePass):
         m = p.assign(p.reduce_text(f"{acc}m", "max", axes, space), kind, "s")
         p.define(self.first, m)
         wide = m + p.expand(0, p.rank(space)) if kind == "r" else m
-        exp = "tl.exp" if self.f.dtype == "float64" else ("tl.exp" if p.math != "exact" else p.use("af_exp"))
-        s = p.assign(p.reduce_text(f"({acc} * {exp}({acc}m - {wide}))", "sum", axes, space), kind, "s")
+        s = p.assign(p.reduce_text(f"({acc} * {self._exp(p)}({acc}m - {wide}))", "sum", axes, space), kind, "s")
         s = p.assign(f'tl.where({m} == float("inf"), float("nan"), {s})', kind, "s")
         p.define(self.total, s)
+
+    def _exp(self, p: TritonPrinter) -> str:
+        return "tl.exp" if self.f.dtype == "float64" or p.math != "exact" else p.use("af_exp")
+
+    def alone(self, p: TritonPrinter, part: str, count: str) -> str:
+        return f"tl.maximum({part}, {LEAST})"  # a piece of nothing but -inf adds nothing
+
+    def join(self, p: TritonPrinter, firsts: str, totals: str, counts: str) -> None:
+        top = p.assign(f"tl.maximum(tl.max({firsts}, axis=0), {LEAST})", "s", "s")
+        p.define(self.first, top)
+        p.define(self.total, p.assign(f"tl.sum({totals} * {self._exp(p)}({firsts} - {top}), axis=0)", "s", "s"))
 
 
 class Moments(OnePass):
@@ -89,6 +115,9 @@ class Moments(OnePass):
         for name in ("t", "s", "q", *(("k",) if self._ragged(p, space) else ())):
             p.line(f"{acc}{name} = tl.zeros({shape}, tl.float32)")
 
+    def _columns(self, p: TritonPrinter) -> float:
+        return float(prod(p.low.extent(a) for a in self.total.attr[1]))
+
     def _ragged(self, p: TritonPrinter, space: tuple[str, ...]) -> bool:
         """Whether some places of a block hold fewer elements than others."""
         return any(p.low.extent(a) % p.blocks[a] for a in space)
@@ -105,8 +134,8 @@ class Moments(OnePass):
     def end(self, p: TritonPrinter, space: tuple[str, ...]) -> None:
         acc, axes = self.acc, self.total.attr[1]
         kind = p.reduced_kind(axes, space)
-        n = prod(p.low.extent(a) for a in axes)
-        k = f"{acc}k" if self._ragged(p, space) else str(float(n // prod(p.blocks[a] for a in space)))
+        n = self._columns(p)
+        k = f"{acc}k" if self._ragged(p, space) else str(n // prod(p.blocks[a] for a in space))
         lift = p.expand(0, p.rank(space)) if kind == "r" else ""
         p.line(f"{acc}x = {acc}x - {self.near}{lift}")
         total = p.assign(p.reduce_text(f"{acc}t", "sum", axes, space), kind, "s")
@@ -119,6 +148,15 @@ class Moments(OnePass):
         s = p.assign(f'tl.where(({total} - {total} == 0.0) & ({s} - {s} != 0.0), float("inf"), {s})', kind, "s")
         # rounding may leave a little less than nothing
         p.define(self.total, p.assign(f"tl.where({s} < 0.0, 0.0, {s})", kind, "s"))
+
+    def alone(self, p: TritonPrinter, part: str, count: str) -> str:
+        return f"{part} * ({self._columns(p)} / {count})"  # the mean of the piece, once it is divided
+
+    def join(self, p: TritonPrinter, firsts: str, totals: str, counts: str) -> None:
+        total = p.assign(f"tl.sum({firsts}, axis=0)", "s", "s")
+        p.define(self.first, total)
+        off = p.assign(f"{firsts} / tl.maximum({counts}, 1.0) - {total} / {self._columns(p)}", "v", "w")
+        p.define(self.total, p.assign(f"tl.sum({totals} + {counts} * {off} * {off}, axis=0)", "s", "s"))
 
 
 def softmax_sums(reduces: Sequence[Expr]) -> list[OnePass]:
@@ -133,7 +171,7 @@ def softmax_sums(reduces: Sequence[Expr]) -> list[OnePass]:
     return found
 
 
-def moments(reduces: Sequence[Expr], extents: dict[str, int], looped: Sequence[tuple[str, ...]]) -> list[OnePass]:
+def moments(reduces: Sequence[Expr], low: Lowered) -> list[OnePass]:
     """The sums of squared distances from a mean over all columns of a space among these reductions."""
     found: list[OnePass] = []
     for r in reduces:
@@ -141,9 +179,9 @@ def moments(reduces: Sequence[Expr], extents: dict[str, int], looped: Sequence[t
         if r.attr[0] != "sum" or r.dtype != "float32" or square.op != "mul" or square.args[0] is not square.args[1]:
             continue
         d = square.args[0]
-        if d.op != "sub" or not any(set(s) == set(r.attr[1]) for s in looped):
+        if d.op != "sub" or not any(set(s) == set(r.attr[1]) for s in low.spaces):
             continue
-        f, total = d.args[0], _summed(d.args[1], prod(extents[a] for a in r.attr[1]))
+        f, total = d.args[0], _summed(d.args[1], prod(low.extent(a) for a in r.attr[1]))
         if total is not None and total.attr == ("sum", r.attr[1]) and total.args[0] is f:
             found.append(Moments(r, total, f))
     return found

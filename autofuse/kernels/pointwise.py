@@ -7,7 +7,19 @@ from math import prod
 from .base import Knob, Knobs, Source, Space, Task
 from .expr import walk
 from .mathmode import MODES
-from .tile import MAX_TILE, Tiles, default_math, default_overlap, hinted, hints, next_power, other_math, overlap, pieces
+from .tile import (
+    MAX_TILE,
+    Tiles,
+    default_math,
+    default_overlap,
+    hinted,
+    hints,
+    next_power,
+    other_math,
+    overlap,
+    pieces,
+    strided,
+)
 
 FILLS = 2**22  # elements that give every processor several wide blocks
 
@@ -16,7 +28,7 @@ class Pointwise:
     """Programs take blocks of elements (flat), or blocks of rows x columns (tile)."""
 
     name = "pointwise"
-    version = 3
+    version = 4
 
     def match(self, task: Task) -> bool:
         """A segment without reductions whose outputs have one width."""
@@ -44,6 +56,8 @@ class Pointwise:
                 tuple(c for c in (64, 128, 256, 512, 1024, 2048, 4096, 8192) if c <= cols) or (cols,),
                 (("form", ("tile",)),),
             ),
+            # whose programs follow each other: those of a row's blocks, or those of a block's rows
+            Knob("order", ("cols", "rows"), (("form", ("tile",)),)),
             Knob("num_warps", (1, 2, 4, 8, 16)),
             Knob("math", MODES),
             *hints(task, False),
@@ -77,7 +91,8 @@ class Pointwise:
         while task.low.rows and rows < 64 and rows * block * pieces(task) < 1024:
             rows *= 2
         warps = max(1, min(4, rows * block // 128))
-        return {"form": "tile", "rows_per_program": rows, "block_cols": block, "num_warps": warps, **common}
+        order = "rows" if strided(task) else "cols"
+        return {"form": "tile", "rows_per_program": rows, "block_cols": block, "order": order, "num_warps": warps, **common}
 
     def variants(self, task: Task) -> list[dict[str, int | str]]:
         if task.limits.target == "cpu":
@@ -88,11 +103,12 @@ class Pointwise:
         if seed["form"] == "flat":
             made += [{"num_warps": 1}, {"block": 2048}, {"block": 512, "num_warps": 1}]
             block = min(1024, next_power(self._cols(task)))
-            made.append({"form": "tile", "rows_per_program": max(1, 1024 // block), "block_cols": block})
+            made.append({"form": "tile", "rows_per_program": max(1, 1024 // block), "block_cols": block, "order": "cols"})
         else:
             rows, block = int(seed["rows_per_program"]), int(seed["block_cols"])
             made += [{"block_cols": max(64, block // 2)}, {"rows_per_program": 2 * rows}, {"rows_per_program": max(1, rows // 2)}]
             made += [{"num_warps": 2 * warps}, {"block_cols": 2 * block}, {"num_warps": max(1, warps // 2)}]
+            made.append({"order": "rows" if seed["order"] == "cols" else "cols"})
         made += [hinted(task, "evict_first"), {"overlap": 1 - int(seed["overlap"])}]
         return made
 

@@ -17,6 +17,7 @@ from .tile import (
     default_math,
     default_overlap,
     early_choices,
+    has_moments,
     held_tiles,
     hinted,
     hints,
@@ -24,6 +25,7 @@ from .tile import (
     other_math,
     overlap,
     streamed,
+    strided,
     widest,
 )
 
@@ -58,20 +60,11 @@ def _row_bytes(task: Task) -> int:
     return total // max(1, kept)
 
 
-def _strided(task: Task) -> bool:
-    """Whether columns of an input lie apart in memory, as in a transposed one: then rows are what is read together."""
-    chain = task.chain
-    return any(
-        len(v.shape) > 1 and v.shape[-1] != 1 and chain.users[k] and task.layout.strides[k][-1] is None
-        for k, v in enumerate(chain.inputs)
-    )
-
-
 class RowReduce:
     """Whole rows in registers, columns in blocks with accumulators, or rows split among programs."""
 
     name = "rowreduce"
-    version = 3
+    version = 4
 
     def match(self, task: Task) -> bool:
         """Any segment with a reduction over columns alone, or with outputs of several widths."""
@@ -85,7 +78,7 @@ class RowReduce:
         cols = padded(task)
         few = task.rows < 4 * task.limits.sm_count  # then some processors would have nothing to do
         can_split = cols >= SPLIT_MIN and bool(task.low.reduces) and (few or cols > 2**15)
-        real, apart = widest(task), _strided(task)
+        real, apart = widest(task), strided(task)
         kinds = (
             ("whole", cols <= WHOLE_MAX),
             ("unrolled", 256 < cols <= WHOLE_MAX and (real * 9 <= cols * 8 or cols >= 2**14)),
@@ -101,12 +94,12 @@ class RowReduce:
             Knob("rows_per_program", rows, (("form", ("whole", "unrolled", "looped")),)),
             Knob("num_warps", (1, 2, 4, 8, 16, 32)),
             Knob("keep", ("wide", "storage"), (("form", held),)),
-            Knob("early", early_choices(task), (("form", ("whole", "unrolled")),)),
+            Knob("early", early_choices(task), (("form", held),)),
             Knob("registers", (0, 32, 40, 48, 56, 64, 72, 80, 96, 128), (("form", held),)),
             Knob("persistent", (0, 1, 2, 4) if task.low.rows else (0,), (("form", ("whole", "unrolled")),)),
             Knob("block_cols", (128, 256, 512, 1024, 2048, 4096, 8192, 16384), (("form", blocks),)),
             Knob("pieces", (2, 4, 8, 16, 32, 64, 128), (("form", ("split",)),)),
-            Knob("pieces", (2, 4, 8, 16), (("form", ("joint",)),)),
+            Knob("pieces", (2, 4, 8, 16, 32), (("form", ("joint",)),)),
             Knob("num_stages", (1, 2, 3, 4), (("form", ("looped", "split")),)),
             Knob("num_stages", (1, 2, 3, 4), (("form", ("whole", "unrolled")), ("persistent", (1, 2, 4)))),
             Knob("online", (0, 1), (("form", ("looped", "split")),)),
@@ -158,7 +151,7 @@ class RowReduce:
         registers = self._registers(task, early)
         keep = "storage" if registers and held_tiles(task) > 1 else "wide"
         held = {"early": early, "persistent": 0, "registers": registers, **common}
-        if _strided(task) and task.low.rows and cols > 128:
+        if strided(task) and task.low.rows and cols > 128:
             return {
                 "form": "looped", "rows_per_program": 32, "num_warps": 8, "block_cols": 128, "num_stages": 1, "online": 1,
                 "turn": 0, **common,
@@ -184,9 +177,12 @@ class RowReduce:
             warps = min(16, max(1, next_power(cols * rows // (256 if few else 1024))))
             least = 4 if cols * rows >= 1024 else 1
             return {"form": "whole", "rows_per_program": rows, "num_warps": max(warps, least), "keep": keep, **held}
+        # each reduction keeps a block of registers, a variance in one pass four
+        many = len(task.low.reduces) >= 4
+        block = 4096 if many else 8192 if has_moments(task.low) else 2**14
         return {
-            "form": "looped", "rows_per_program": 1, "num_warps": 16, "num_stages": 1, "online": 1, "turn": 1,
-            "block_cols": 8192 if len(task.low.reduces) < 5 else 4096,  # each keeps a block of registers or more
+            "form": "looped", "rows_per_program": 1, "num_warps": 16 if many else 32, "num_stages": 1, "online": 1, "turn": 1,
+            "block_cols": block,
             **common,
         }  # fmt: skip
 
@@ -212,22 +208,28 @@ class RowReduce:
                 {"form": "split", "pieces": pieces, "block_cols": 1024, "num_warps": 4, "num_stages": 2, "online": 1, "turn": 1}
             )
         if widest(task) > 2**14:
-            # each piece's tiles take an eighth of a processor's registers, so that two programs are there at once
-            pieces = max(2, min(16, next_power(_row_bytes(task) // (REGISTER_BYTES // 4))))
-            for p in (pieces, max(2, pieces // 2)):
-                made.append({"form": "joint", "pieces": p, "block_cols": 4096, "num_warps": 16, "keep": "storage", "registers": 64})
-        if seed["form"] == "looped":
+            # a piece takes an eighth of a processor's registers, so that four programs are there at once: some wait, some load
+            pieces = next_power(_row_bytes(task) // (REGISTER_BYTES // 4))
+            held: dict[str, int | str] = {"form": "joint", "block_cols": 2048, "num_warps": 8, "keep": "storage", "early": 0}
             made += [
-                {"num_warps": 32, "block_cols": 2**14},
-                {"num_stages": 2, "block_cols": 4096, "num_warps": 8},
-                {"num_stages": 3},
+                {**held, "pieces": pieces, "registers": 64},
+                {**held, "pieces": pieces, "registers": 80, "keep": "wide"},
+                {**held, "pieces": pieces // 2, "registers": 64, "block_cols": 8192, "num_warps": 16},
+                {**held, "pieces": 2 * pieces, "registers": 40},
+                {**held, "pieces": 2 * pieces, "registers": 64},
             ]
+            made = [m for m in made if m.get("form") != "joint" or 2 <= int(m["pieces"]) <= 32]
+        if seed["form"] == "looped":
+            made += [{"num_warps": 16, "block_cols": 8192}, {"online": 0}, {"num_stages": 3}]
             made.append(hinted(task, "reuse"))
         if seed["form"] in ("whole", "unrolled"):
             # inputs that stay in the cache make way for no output
             made += [hinted(task, "evict_last"), {"num_warps": 2 * warps}, {"num_warps": max(1, warps // 2)}]
             made += [{"early": e} for e in early_choices(task) if e != seed["early"]]
             made.append({"rows_per_program": more_rows})
+            side = next((b for b in (4096, 2048, 1024, 512) if 2 * b <= widest(task) < cols and widest(task) % b == 0), 0)
+            if seed["form"] == "whole" and side:  # no column of a block is padding
+                made.append({"form": "unrolled", "block_cols": side})
             # fewer registers, more programs on a processor: one loads while another reduces
             kept = "storage" if seed["keep"] == "wide" else "wide"
             made += [{"registers": 0}, {"num_warps": 2 * warps, "registers": 40}, {"keep": kept, "registers": 48}]
@@ -238,7 +240,7 @@ class RowReduce:
             again: dict[str, int | str] = {"form": "looped", "block_cols": min(2**14, next_power(cols)), "online": 0, "turn": 0}
             made.append({**again, "rows_per_program": more_rows})
             if cols > 2**14:
-                made.insert(1, {"form": "looped", "block_cols": 8192, "num_warps": 16, "num_stages": 1, "online": 1, "turn": 1})
+                made.insert(1, {"form": "looped", "block_cols": 2**14, "num_warps": 32, "num_stages": 1, "online": 1, "turn": 1})
         made += [*other_math(task)[1:], {"overlap": 1 - int(seed["overlap"])}]
         return made
 

@@ -95,11 +95,6 @@ class SplitRows(Tiles):
             if r.number in firsts:
                 continue
             if r.number in online:
-                o = online[r.number]
-                m, s = parts(o.first), parts(r)
-                top = p.assign(f"tl.max({m}, axis=0)", "s", "s")
-                exp = "tl.exp" if o.f.dtype == "float64" or self.math != "exact" else p.use("af_exp")
-                p.define(o.first, top)
-                p.define(r, p.assign(f"tl.sum({s} * {exp}({m} - {top}), axis=0)", "s", "s"))
+                online[r.number].join(p, parts(online[r.number].first), parts(r), "")
                 continue
             p.define(r, p.assign(p.reduce_text(parts(r), r.attr[0], ("every",), ("every",)), "s", "s"))

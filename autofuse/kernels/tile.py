@@ -156,11 +156,25 @@ def streams(e: Expr, low: Lowered) -> bool:
     return bool(low.rows) and set(low.rows) - low.reduced <= e.axes
 
 
+def strided(task: Task) -> bool:
+    """Whether columns of an input lie apart in memory, as in a transposed one: then rows are what is read together."""
+    chain = task.chain
+    return any(
+        len(v.shape) > 1 and v.shape[-1] != 1 and chain.users[k] and task.layout.strides[k][-1] is None
+        for k, v in enumerate(chain.inputs)
+    )
+
+
 def streamed(task: Task) -> int:
     """Bytes of a place of a tile that all inputs that vary with rows fill in each pass."""
     roots, low = [s.value for s in task.low.stores], task.low
     found = {e.attr for e in tile_loads(roots, low) if streams(e, low) and e.axes >= set(low.spaces[0])}
     return sum(ITEMSIZE[low.values[access.operand].dtype] for access in found)
+
+
+def has_moments(low: Lowered) -> bool:
+    """Whether a variance can be made in the pass that makes its mean."""
+    return bool(moments([e for e in walk([v for _, v in legal_stores(low, "fast", True)]) if e.op == "reduce"], low))
 
 
 def late_loads(roots: Sequence[Expr], low: Lowered) -> list[Expr]:
@@ -231,12 +245,11 @@ class Tiles:
         self.backward = False
         self.side: dict[tuple[str, ...], list[Block]] = {}
         self.online: list[OnePass] = []
-        if form in ("looped", "split") and knobs.get("online") == 1:
+        if knobs.get("online") == 1 or pieces > 1:
             reduces = [e for e in walk([v for _, v in self.stores]) if e.op == "reduce"]
             self.online = softmax_sums(reduces)
-            if form == "looped":
-                columns = {a: self.low.extent(a) for s in self.low.spaces for a in s}
-                self.online += moments(reduces, columns, self.low.spaces)
+            if form != "split":
+                self.online += moments(reduces, self.low)
 
     def _printer(self) -> TritonPrinter:
         p = TritonPrinter(self.low, Addressing(self.low, self.task.layout), self.rows, self.blocks, self.math, self.form == "flat")
@@ -249,7 +262,8 @@ class Tiles:
         p, low = self.p, self.low
         if self.knobs.get("persistent"):
             return self._persistent()
-        p.prologue()
+        blocks = self._blocks_a_row() if self.knobs.get("order") == "cols" else 1
+        p.prologue(blocks)
         mark = len(p.lines)
         if self.form == "flat":
             self._columns("0")
@@ -259,7 +273,7 @@ class Tiles:
             self._whole()
         elif self.form == "tile":
             for s in low.spaces:
-                p.line(f"start = tl.program_id(1) * {p.blocks[s[0]]}")
+                p.line(f"start = {'block' if blocks > 1 else 'tl.program_id(1)'} * {p.blocks[s[0]]}")
             self._columns("start")
             self._print_stores(self.stores)
         else:
@@ -483,22 +497,26 @@ class Tiles:
     # ---- the function around it
 
     def _wrap(
-        self, grid: tuple[object, ...] | None = None, work: tuple[tuple[str, int], ...] = (), zeroed: tuple[int, ...] = ()
+        self, grid: tuple[object, ...] | None = None, work: tuple[tuple[str, int], ...] = (), kept: tuple[int, ...] = ()
     ) -> Source:
         p = self.p
         text, launch = function(
             p, "kernel", grid or self._grid(), int(self.knobs["num_warps"]), int(self.knobs.get("num_stages", 1)),
             range(len(work)), int(self.knobs.get("registers", 0)),
         )  # fmt: skip
-        return Source("cuda", module(p.prelude, [text]), (launch,), work, fuse_products=self.math != "exact", zeroed=zeroed)
+        return Source("cuda", module(p.prelude, [text]), (launch,), work, fuse_products=self.math != "exact", kept=kept)
 
     def _grid(self) -> tuple[object, ...]:
         if self.form == "flat":
             return ("flat", int(self.p.blocks[self.low.spaces[0][0]]))
-        if self.form == "tile" and self.low.spaces:
-            s = self.low.spaces[0]
-            return ("rows", self.rows, -(-self.low.extent(s[0]) // self.p.blocks[s[0]]))
-        return ("rows", self.rows, 1)
+        return ("blocks" if self.knobs.get("order") == "cols" else "rows", self.rows, self._blocks_a_row())
+
+    def _blocks_a_row(self) -> int:
+        """How many programs a row's columns take."""
+        if self.form != "tile" or not self.low.spaces:
+            return 1
+        axis = self.low.spaces[0][0]
+        return -(-self.low.extent(axis) // self.p.blocks[axis])
 
 
 def loop_over(low: object, high: object, step: object, stages: int) -> str:

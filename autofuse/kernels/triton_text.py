@@ -84,13 +84,6 @@ def af_overlap():
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
 """,
-    # come to a meeting of several programs, and wait until all have come: what each wrote before it, all see after it
-    "af_meet": """@triton.jit
-def af_meet(flag, programs):
-    here = tl.atomic_add(flag, 1, sem="acq_rel") + 1
-    while here < programs:
-        here = tl.atomic_add(flag, 0, sem="acquire")
-""",
     "af_trig": TRIG,
     "af_rcp": """@triton.jit
 def af_rcp(x):
@@ -185,9 +178,13 @@ class TritonPrinter(Printer):
 
     # ---- rows and columns
 
-    def prologue(self) -> None:
-        """The program's rows and where each group of row axes stands."""
+    def prologue(self, blocks: int = 1) -> None:
+        """The program's rows and where each group of row axes stands. `blocks`: as many programs one after the other have
+        the same rows."""
         self.line("pid = tl.program_id(0)")
+        if blocks > 1:
+            self.line(f"block = pid % {blocks}")
+            self.line(f"pid = pid // {blocks}")
         if self.flat:
             # a product, so that the compiler knows that the columns' count divides it and keeps the mask in wide pieces
             cols = prod(self.low.extent(a) for a in self.low.spaces[0])
@@ -287,7 +284,9 @@ class TritonPrinter(Printer):
         """A loaded tile as it came: its variable where it is kept in storage or was fetched early, opaque after `age`."""
         itemsize = ops.ITEMSIZE[self.low.values[e.attr.operand].dtype]
         # one of few elements costs few registers, and may be less than a register's worth a thread
-        kept = self.in_storage and itemsize <= 4 and set(self.space(e) or ()) <= e.axes
+        rows = set(self.low.rows) - self.low.reduced
+        # what is the same for all rows is near in a cache
+        kept = self.in_storage and itemsize <= 4 and set(self.space(e) or ()) <= e.axes and rows <= e.axes
         found = self.raw.get(e.number)
         if found is None:
             text = self._fetch(e)
