@@ -79,7 +79,7 @@ JOINT: Knobs = {
 
 
 @pytest.mark.parametrize("pieces", [2, 4, 16, 32])
-@pytest.mark.parametrize("entry", [e for e in LONG if not e.name.endswith("fp8_block")], ids=lambda e: e.name)
+@pytest.mark.parametrize("entry", LONG, ids=lambda e: e.name)
 def test_rows_of_several_programs_that_wait(entry: Entry, pieces: int) -> None:
     """More rows than there is room for at once, and a few."""
     for rows, cols in ((1, 33024), (700, 40064), (33, 131072), (3, 262144)):

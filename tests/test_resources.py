@@ -89,7 +89,9 @@ def test_an_early_load_of_few_elements_compiles(keep: str) -> None:
 
 
 @pytest.mark.parametrize("arch", [80, 90, 100])
-@pytest.mark.parametrize("name", ["rmsnorm", "softmax", "add_layernorm_gelu", "rmsnorm_fp8_token", "cross_entropy"])
+@pytest.mark.parametrize(
+    "name", ["rmsnorm", "softmax", "add_layernorm_gelu", "rmsnorm_fp8_token", "rmsnorm_fp8_block", "cross_entropy"]
+)
 def test_rows_of_several_programs_that_wait(name: str, arch: int) -> None:
     if "fp8" in name and arch == 80:
         arch = 89

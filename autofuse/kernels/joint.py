@@ -34,9 +34,10 @@ class JointRows(Tiles):
         if os.environ.get("TRITON_INTERPRET") == "1":
             raise Infeasible("programs that wait for each other need a GPU: the interpreter runs one after the other")
         super().__init__(task, knobs, 1, "unrolled", int(knobs["block_cols"]), int(knobs["pieces"]))
-        if len(self.low.spaces) != 1 or any(set(r.attr[1]) != set(self.low.spaces[0]) for r in self.low.reduces):
+        shared = [r for r in self.low.reduces if self.looped & set(r.attr[1])]  # the others lie within a block
+        if len(self.low.spaces) != 1 or any(set(r.attr[1]) != set(self.low.spaces[0]) for r in shared):
             raise Infeasible("a reduction that leaves columns is not shared among programs")
-        if any(ITEMSIZE[r.dtype] != 4 for r in self.low.reduces):
+        if any(ITEMSIZE[r.dtype] != 4 for r in shared):
             raise Infeasible("a reduction that is not in 32 bits is not shared among programs")
         self.slots: dict[int, int] = {}  # which words a reduction has
         self.due: list[OnePass] = []  # whose totals the pass at hand owes

@@ -21,6 +21,7 @@ from .tile import (
     held_tiles,
     hinted,
     hints,
+    near,
     next_power,
     other_math,
     overlap,
@@ -64,7 +65,7 @@ class RowReduce:
     """Whole rows in registers, columns in blocks with accumulators, or rows split among programs."""
 
     name = "rowreduce"
-    version = 4
+    version = 5
 
     def match(self, task: Task) -> bool:
         """Any segment with a reduction over columns alone, or with outputs of several widths."""
@@ -81,7 +82,7 @@ class RowReduce:
         real, apart = widest(task), strided(task)
         kinds = (
             ("whole", cols <= WHOLE_MAX),
-            ("unrolled", 256 < cols <= WHOLE_MAX and (real * 9 <= cols * 8 or cols >= 2**14)),
+            ("unrolled", 256 < cols <= WHOLE_MAX and (real * 9 <= cols * 8 or cols >= 2**12)),
             ("looped", cols > 1024 or (apart and cols > 128)),
             ("split", can_split),
             ("joint", real > SPLIT_MIN and bool(task.low.reduces) and len(task.low.spaces) == 1 and task.limits.sm_count >= 16),
@@ -106,6 +107,7 @@ class RowReduce:
             Knob("turn", (0, 1), (("form", ("looped", "split")),)),
             Knob("math", MODES),
             *hints(task, True),
+            near(task),
             overlap(task),
         )
 
@@ -146,7 +148,9 @@ class RowReduce:
 
             return cpu_seed(task)
         cols, real = padded(task), widest(task)
-        common: dict[str, int | str] = {"math": default_math(task), **hinted(task, ""), "overlap": default_overlap(task)}
+        common: dict[str, int | str] = {
+            "math": default_math(task), **hinted(task, ""), "near": "", "overlap": default_overlap(task),
+        }  # fmt: skip
         early = 1 if 1 in early_choices(task) else 0
         registers = self._registers(task, early)
         keep = "storage" if registers and held_tiles(task) > 1 else "wide"
@@ -224,15 +228,27 @@ class RowReduce:
             made.append(hinted(task, "reuse"))
         if seed["form"] in ("whole", "unrolled"):
             # inputs that stay in the cache make way for no output
-            made += [hinted(task, "evict_last"), {"num_warps": 2 * warps}, {"num_warps": max(1, warps // 2)}]
+            made.append(hinted(task, "evict_last"))
+            others: list[dict[str, int | str]] = [
+                {"num_warps": 2 * warps},
+                {"num_warps": max(1, warps // 2)},
+                {"rows_per_program": more_rows},
+            ]
+            if widest(task) > 2**12:
+                # 64 elements a thread as they came, and several programs on a processor
+                kept = next_power(widest(task)) // 2048
+                held = {"form": "unrolled", "rows_per_program": 1, "keep": "storage", "persistent": 0, "early": 0}
+                light = {**held, "num_warps": kept, "block_cols": 256 * kept, "registers": 80}
+                full = {**held, "num_warps": 2 * kept, "block_cols": 512 * kept, "registers": 64}
+                apart = {**hinted(task, "past"), "near": "evict_last"} if len(near(task).values) > 1 else {}
+                made += [light, full, *([{**light, **apart}, apart] if apart else []), {**light, "registers": 64}]
+            else:
+                made += others
+                others = []
             made += [{"early": e} for e in early_choices(task) if e != seed["early"]]
-            made.append({"rows_per_program": more_rows})
-            side = next((b for b in (4096, 2048, 1024, 512) if 2 * b <= widest(task) < cols and widest(task) % b == 0), 0)
-            if seed["form"] == "whole" and side:  # no column of a block is padding
-                made.append({"form": "unrolled", "block_cols": side})
             # fewer registers, more programs on a processor: one loads while another reduces
-            kept = "storage" if seed["keep"] == "wide" else "wide"
-            made += [{"registers": 0}, {"num_warps": 2 * warps, "registers": 40}, {"keep": kept, "registers": 48}]
+            made += [{"num_warps": 2 * warps, "registers": 40}, {"registers": 0}, *others]
+            made.append({"keep": "storage" if seed["keep"] == "wide" else "wide", "registers": 48})
             made.append(hinted(task, "evict_first"))
             made.append({"rows_per_program": more_rows, "num_warps": 2 * warps})
             made += [{"persistent": 2, "num_stages": 3, "registers": 0}, {"persistent": 4, "num_stages": 2, "registers": 0}]

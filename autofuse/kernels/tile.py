@@ -48,9 +48,17 @@ def hints(task: Task, passes: bool) -> tuple[Knob, ...]:
     for name, v in operands:
         if 4 * numel(v.shape, sizes) < most or (name[0] == "i" and not chain.users[int(name[2:])]):
             continue
-        loads = ("", "evict_first", "evict_last", *(("reuse",) if passes else ()))
+        loads = ("", "evict_first", "evict_last", *(("reuse", "past") if passes else ()))
         made.append(Knob(name, loads if name[0] == "i" else ("", "evict_first")))
     return tuple(made)
+
+
+def near(task: Task) -> Knob:
+    """A knob for the hint of all other inputs that vary with columns: many programs read them again."""
+    hinted = {k.name for k in hints(task, True)}
+    loads = tile_loads([s.value for s in task.low.stores], task.low)
+    others = any(f"in{e.attr.operand}" not in hinted for e in loads)
+    return Knob("near", ("", "evict_last") if others else ("",))
 
 
 def early_choices(task: Task) -> tuple[int, ...]:
@@ -253,7 +261,7 @@ class Tiles:
 
     def _printer(self) -> TritonPrinter:
         p = TritonPrinter(self.low, Addressing(self.low, self.task.layout), self.rows, self.blocks, self.math, self.form == "flat")
-        p.evict = {n: str(v) for n, v in self.knobs.items() if is_hint(n)}
+        p.evict = {n: str(v) for n, v in self.knobs.items() if is_hint(n) or n == "near"}
         if self.knobs.get("overlap"):
             p.use("af_overlap")
         return p

@@ -144,7 +144,7 @@ class TritonPrinter(Printer):
         self.column: dict[str, str] = {}
         self.mask: dict[str, str] = {}
         self.base: dict[tuple[object, ...], str] = {}
-        self.evict: dict[str, str] = {}  # "in0", "out1": the hint of that operand's loads or stores
+        self.evict: dict[str, str] = {}  # "in0", "out1": the hint of that operand's loads or stores; "near": of all others
         self.last_pass = True  # whether what is loaded now is loaded for the last time
         self.in_storage = False  # whether tiles that are loaded stay in registers as they came, and are widened at each use
         self.raw: dict[int, tuple[str, bool]] = {}
@@ -274,11 +274,16 @@ class TritonPrinter(Printer):
         return masks
 
     def _hint(self, operand: str, a: Address) -> str:
-        """The eviction hint of an access; "reuse" keeps what a later pass reads again, and drops it there."""
-        hint = self.evict.get(operand, "")
+        """The hint of a load; "reuse" keeps what a later pass reads again, and drops it there, "past" leaves the cache of a
+        processor to others."""
+        hint = self.evict.get(operand, self.evict.get("near", ""))
+        if not hint or not a.cols:
+            return ""
+        if hint == "past":
+            return ', cache_modifier=".cg"'
         if hint == "reuse":
             hint = "evict_first" if self.last_pass else "evict_last"
-        return f', eviction_policy="{hint}"' if hint and a.rows and a.cols else ""
+        return f', eviction_policy="{hint}"'
 
     def _held(self, e: Expr) -> str:
         """A loaded tile as it came: its variable where it is kept in storage or was fetched early, opaque after `age`."""

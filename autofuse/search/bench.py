@@ -176,6 +176,9 @@ class Bench:
 
     def _segment(self, r: Mapping[str, Any]) -> dict[str, Any]:
         answer = self._built.pop(_key(r), None) or self._build(r)
+        most, spills = r.get("most_spills"), answer.get("spills") or 0
+        if most is not None and spills > most:
+            return {**answer, "status": "pruned", "message": f"{spills} registers are spilled, more than {most}"}
         segment = self.fusion.segment(r["nodes"])
         kept = self.recorded(segment)
         kernel = None if r["kind"] == EAGER else self._kernel(segment, r)

@@ -37,6 +37,7 @@ FINALISTS = 3
 SEGMENT_TIMEOUT_S = 60.0
 AHEAD = 4  # schedules asked for and built at once
 AHEAD_TIMEOUT_S = 30.0
+SPILLS = 8  # registers: a kernel that spills more, and more than twice what the fastest one does, is not measured
 TIE = 0.02  # two times closer than this are a tie, and a tie goes to the simpler config
 
 
@@ -55,6 +56,7 @@ class _Part:
     eager_tried: bool = False
     gave_up: bool = False
     waiting: list[Proposal] = field(default_factory=list)  # asked for and built, but not measured
+    spills: int | None = None  # registers that its fastest kernel so far spills
 
     @property
     def best_us(self) -> float:
@@ -71,6 +73,11 @@ class _Part:
     def open(self) -> bool:
         """Whether a trial of this segment can still bring something."""
         return self.study is not None and not self.gave_up and (bool(self.waiting) or not self.study.spent)
+
+    def seen(self, us: float | None, spills: int | None) -> None:
+        """A kernel of it has been timed."""
+        if us is not None and self.study is not None and us < self.study.best_us:
+            self.spills = spills or 0
 
     def optimistic_us(self) -> float:
         if not self.open:
@@ -216,9 +223,10 @@ class Run:
     # ---- trials
 
     def trial(self, record: TrialRecord) -> None:
-        """Commit a trial, and count it; finalists are measured again beyond the budget's count."""
+        """Commit a trial, and count it if it ran; finalists are measured again beyond the budget's count."""
         self.store.add_trial(self.run_id, record)
-        self.done = min(self.done + 1, self.trials_budget)
+        if record.status != "pruned":
+            self.done = min(self.done + 1, self.trials_budget)
         self.report(f"{record.status}: {record.message}" if record.status != "ok" else "")
 
     def try_segment(self, worker: Worker, part: _Part, knobs: Mapping[str, int | str], source_hash: str, kind: str) -> float | None:
@@ -230,6 +238,7 @@ class Run:
             "knobs": dict(knobs),
             "check": True,
             "budget_s": self.sample_s(),
+            "most_spills": None if part.spills is None else max(SPILLS, 2 * part.spills),
         }
         answer = worker.request(request, SEGMENT_TIMEOUT_S)
         version = part.study.space.version if part.study is not None and kind != EAGER else 1
@@ -240,6 +249,7 @@ class Run:
         us = answer.get("median_us") if answer["status"] == "ok" else None
         if us is not None:
             self.refute(us, part.bound_us)
+            part.seen(us if kind != EAGER else None, answer.get("spills"))
         return us
 
     def sample_s(self) -> float:
@@ -270,6 +280,9 @@ class Run:
         if us is not None:
             self.refute(us, self.roofline_us)
             self.configs[record.uid] = (record, float(us))
+            part = self.part(plan.parts[0].nodes) if len(plan.parts) == 1 and plan.parts[0].kind != EAGER else None
+            if part is not None:
+                part.seen(us, answer.get("spills"))
         return us
 
     def config_record(self, plan: Plan, schedules: Sequence[Mapping[str, int | str]]) -> ConfigRecord:

@@ -6,7 +6,8 @@ of fd 1, which itself is turned to fd 2 at once: prints and compiler dumps canno
     setup    chain, recipes, sizes, device, limits, cache, seed, protocol [, plugins: modules that register kinds]
     build    nodes, kind, knobs                          build only
     ahead    nodes, kind, knobs (a list)                 build several side by side
-    segment  nodes, kind, knobs, check, budget_s         one segment alone, on inputs recorded from the eager chain
+    segment  nodes, kind, knobs, check, budget_s [, most_spills]
+                                                         one segment alone, on inputs recorded from the eager chain
     config   plan, schedules, check, budget_s            the whole chain
     race     configs, budget_s                           several configs, interleaved
 

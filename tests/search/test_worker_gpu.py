@@ -111,6 +111,8 @@ def test_real_kernels(other_setup: Setups, rows: int, protocol: str) -> None:
         print(answer)
         assert answer["status"] == "ok" and 0.8 < answer["median_us"] / fused < 1.25
         assert answer["registers"] > 0 and answer["compile_s"] > 0
+        refused = worker.request({**alone, "most_spills": -1})
+        assert refused["status"] == "pruned" and refused["message"].startswith("0 registers are spilled"), refused
 
 
 def test_ceilings_and_protocols() -> None:
