@@ -26,6 +26,7 @@ STORAGE: dict[torch.dtype, str] = {
     torch.int16: "int16", torch.int32: "int32", torch.int64: "int64", torch.bool: "bool",
 }  # fmt: skip
 TORCH: dict[str, torch.dtype] = {name: dtype for dtype, name in STORAGE.items()}
+HALVES = ("bfloat16", "float16")
 ITEMSIZE: dict[str, int] = {name: dtype.itemsize for name, dtype in TORCH.items()}
 
 Lower = Callable[..., "Expr"]

@@ -43,7 +43,7 @@ from autofuse.store.store import Store
 from autofuse.trace import sizes_of, trace
 from autofuse.workload import layouts_of, workload_of
 from benchmarks import peers
-from benchmarks.report import OURS, Row, merge, read, report, write
+from benchmarks.report import OURS, Row, key, merge, read, report, write
 from benchmarks.suites import SUITES, Workload, at_shapes, part, workloads
 from examples.entries import CATALOGUE
 
@@ -223,6 +223,8 @@ def planned(options: argparse.Namespace) -> list[Workload]:
         default = ["64x1024", "256x4096", "1024x4096"] if cpu else ["16384x4096"]
         shapes = [(int(r), int(c)) for r, _, c in (s.partition("x") for s in options.shape or default)]
         found = at_shapes(shapes, entries, options.dtype or (["float32", "bfloat16"] if cpu else ["bfloat16"]))
+    done = {key(r) for path in options.lacking or () for r in read(path) if "error" not in r}
+    found = [w for w in found if key(head(w)) not in done]
     return part(options.part, found) if options.part else found
 
 
@@ -236,6 +238,7 @@ def main() -> None:
     which.add_argument("--merge", nargs="+", metavar="JSON", help="print the tables of earlier runs, measure nothing")
     parser.add_argument("--cols", action="append", type=int, help="only these columns of the suite, again for more")
     parser.add_argument("--part", help="i/n: every n-th workload, from the i-th")
+    parser.add_argument("--lacking", nargs="+", metavar="JSON", help="only workloads that these files have no result of")
     parser.add_argument("--dtype", action="append")
     parser.add_argument("--chain", action="append", help="only these chains of the catalogue")
     parser.add_argument("--compile", action="append", choices=["default", "max", "none"])

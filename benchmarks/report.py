@@ -5,6 +5,7 @@ A row is a dictionary, as it lies in the JSON file: "times" holds the microsecon
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
@@ -178,25 +179,32 @@ def report(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def key(r: Row) -> tuple[Any, ...]:
+    """Which workload a row is of."""
+    return r["suite"], r["chain"], r["cols"], r["dtype"], r["asked_rows"]
+
+
 def merge(parts: Iterable[Sequence[Row]]) -> list[Row]:
     """The rows of several runs in one list; of one workload the last that did not fail."""
     found: dict[tuple[Any, ...], Row] = {}
     for rows in parts:
         for r in rows:
-            key = (r["suite"], r["chain"], r["cols"], r["dtype"], r["asked_rows"])
-            if key not in found or "error" not in r or "error" in found[key]:
-                found[key] = r
+            if key(r) not in found or "error" not in r or "error" in found[key(r)]:
+                found[key(r)] = r
     return list(found.values())
 
 
 def read(path: str) -> list[Row]:
-    """The rows of a JSON file."""
-    rows: list[Row] = json.loads(Path(path).read_text())
+    """The rows of a JSON file, which may be compressed (.gz). Raises ValueError for one that holds none."""
+    data = Path(path).read_bytes()
+    rows = json.loads(gzip.decompress(data) if path.endswith(".gz") else data)
+    if not isinstance(rows, list) or not all(isinstance(r, dict) and r.keys() >= {"suite", "chain", "cols"} for r in rows):
+        raise ValueError(f"{path} is no list of a benchmark's rows: give what --json has written")
     return rows
 
 
 def write(path: str, rows: Sequence[Row]) -> None:
-    """The rows into a JSON file, which is whole at any moment."""
-    beside = Path(f"{path}.part")
-    beside.write_text(json.dumps(rows, indent=1))
+    """The rows into a JSON file, compressed where it is named .gz, which is whole at any moment."""
+    beside, data = Path(f"{path}.part"), json.dumps(rows, indent=1).encode()
+    beside.write_bytes(gzip.compress(data, mtime=0) if path.endswith(".gz") else data)
     os.replace(beside, path)

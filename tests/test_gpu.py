@@ -41,6 +41,16 @@ def test_the_catalogue_with_its_heuristic_schedules(entry: Entry, rows: int, col
 
 FORMS: dict[str, Knobs] = {
     "whole in storage": {"form": "whole", "keep": "storage", "num_warps": 8, "rows_per_program": 1},
+    "side by side, rounded": {"form": "unrolled", "keep": "rounded", "num_warps": 8, "rows_per_program": 1, "block_cols": 2048},
+    "side by side, near": {
+        "form": "unrolled",
+        "keep": "storage",
+        "num_warps": 8,
+        "rows_per_program": 1,
+        "block_cols": 2048,
+        "near": "evict_last",
+        "in0": "past",
+    },
     "persistent": {"form": "whole", "persistent": 2, "num_warps": 8, "rows_per_program": 2, "in0": "evict_first"},
     "looped": {"form": "looped", "block_cols": 1024, "num_warps": 4, "online": 1, "num_stages": 2, "in0": "reuse"},
     "split": {"form": "split", "pieces": 8, "block_cols": 1024, "num_warps": 4, "online": 0, "num_stages": 1},
@@ -58,6 +68,8 @@ def test_forms(entry: Entry, form: str, math: str) -> None:
         knobs = {**FORMS[form], "math": math}
         if cols > 2**14:
             knobs["rows_per_program"], knobs["num_warps"] = 1, 32
+            if knobs["form"] == "unrolled":
+                knobs["block_cols"] = 4096
         args = entry.case(rows, cols, "bfloat16", DEVICE)
         assert run(entry.fn, args, "cuda", knobs).message == "", (rows, cols)
 
@@ -86,14 +98,14 @@ def test_rows_of_several_programs_that_wait(entry: Entry, pieces: int) -> None:
         if -(-cols // pieces) > 65536:
             continue
         args = entry.case(rows, cols, "bfloat16", DEVICE)
-        for keep, early in (("storage", 0), ("wide", 2)):
-            knobs: Knobs = {**JOINT, "pieces": pieces, "keep": keep, "early": early}
+        for keep, early, together in (("storage", 0, 1), ("wide", 2, 1), ("rounded", 0, 1), ("storage", 0, 2)):
+            knobs: Knobs = {**JOINT, "pieces": pieces, "keep": keep, "early": early, "rows_per_program": together}
             assert run(entry.fn, args, "cuda", knobs).message == "", (rows, cols)
 
 
 @pytest.mark.parametrize("math", MODES)
-@pytest.mark.parametrize("pieces", [4, 16])
-def test_hard_values_in_pieces(pieces: int, math: str) -> None:
+@pytest.mark.parametrize(("pieces", "together"), [(4, 1), (16, 1), (16, 2), (32, 4)])
+def test_hard_values_in_pieces(pieces: int, together: int, math: str) -> None:
     """What belongs to one piece of a row alone reaches all of it; one is all padding."""
     x = torch.randn(9, 40000, device=DEVICE)
     x[1] = -torch.inf
@@ -102,12 +114,13 @@ def test_hard_values_in_pieces(pieces: int, math: str) -> None:
     x[4, 7] = torch.inf
     x[5] *= 1e4
     x[6, 20000:] += 1e4
+    knobs: Knobs = {**JOINT, "pieces": pieces, "math": math, "rows_per_program": together}
     for dtype in (torch.float32, torch.bfloat16):
         for fn in (soft, log_soft):
-            assert run(fn, (x.to(dtype),), "cuda", {**JOINT, "pieces": pieces, "math": math}).message == ""
+            assert run(fn, (x.to(dtype),), "cuda", knobs).message == ""
         y = torch.randn(4, 40000, device=DEVICE) + torch.tensor([[0.0], [1e4], [-3e2], [1.0]], device=DEVICE)
         y[3, 30000:] *= 1e3
-        assert run(normed, (y.to(dtype),), "cuda", {**JOINT, "pieces": pieces, "math": math}).message == ""
+        assert run(normed, (y.to(dtype),), "cuda", knobs).message == ""
 
 
 COLUMNS: dict[str, Knobs] = {

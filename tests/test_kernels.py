@@ -16,6 +16,8 @@ from torch import Tensor
 
 from autofuse.fusion import check
 from autofuse.kernels.c_text import PRELUDE as C_PRELUDE
+from autofuse.kernels.expr import walk
+from autofuse.kernels.lower import Lowered
 from autofuse.kernels.mathmode import MODES
 from autofuse.kernels.registry import kind_of
 from autofuse.program import Layouts
@@ -297,7 +299,10 @@ FORMS: dict[str, Knobs] = {
     "persistent_storage": {"form": "whole", "rows_per_program": 1, "num_warps": 1, "persistent": 2, "keep": "storage"},
     "unrolled": {"form": "unrolled", "rows_per_program": 1, "block_cols": 16, "num_warps": 1},
     "unrolled_rows": {"form": "unrolled", "rows_per_program": 4, "block_cols": 32, "num_warps": 1, "persistent": 1},
-    "unrolled_storage": {"form": "unrolled", "rows_per_program": 2, "block_cols": 16, "num_warps": 1, "keep": "storage"},
+    "unrolled_storage": {
+        "form": "unrolled", "rows_per_program": 2, "block_cols": 16, "num_warps": 1, "keep": "storage", "in0": "past",
+        "near": "evict_last",
+    },
     "split": {"form": "split", "pieces": 3, "block_cols": 8, "online": 0, "num_warps": 1},
     "split_online": {
         "form": "split",
@@ -310,7 +315,7 @@ FORMS: dict[str, Knobs] = {
         "turn": 1,
     },
     "looped_rows": {"form": "looped", "block_cols": 32, "online": 1, "rows_per_program": 4, "num_warps": 1, "num_stages": 2},
-}
+}  # fmt: skip
 FEW_FORMS = {k: FORMS[k] for k in ("whole_rows", "unrolled_storage", "looped_online", "split_online")}
 TILES: dict[str, Knobs] = {
     "flat": {"form": "flat", "block": 64, "overlap": 1},
@@ -379,6 +384,42 @@ def test_pointwise_views(form: str) -> None:
         lambda x: x.unflatten(-1, (6, 8)) * x[..., :8].unsqueeze(-2),
     ):
         assert run(fn, (x,), "cuda", TILES[form]).message == ""
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("math", ["exact", "fast"])
+@pytest.mark.parametrize("form", ["whole", "unrolled"])
+@pytest.mark.parametrize("name", ["add_norm_act", "add_layernorm_gelu", "rmsnorm_fp8_token", "swiglu_fp8_token"])
+def test_what_eager_rounds_waits_rounded(name: str, form: str, math: str) -> None:
+    chain = CHAINS[name]
+    for rows, cols in ((3, 384), (5, 256)):
+        args = chain.case(rows, cols, "bfloat16")
+        knobs: Knobs = {"form": form, "rows_per_program": 2, "block_cols": 128, "num_warps": 1, "math": math, "early": 0}
+        rounded, kept = (run(chain.fn, args, "cuda", {**knobs, "keep": keep}) for keep in ("rounded", "storage"))
+        assert rounded.message == "" and rounded.sources != kept.sources
+
+
+def test_what_eager_has_in_32_bits_is_not_rounded() -> None:
+    """The sum of two tensors is read in float32 too; that of the others is bfloat16 for all who read it."""
+
+    def wide(x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        h = x.float() + r.float()
+        return F.rms_norm(h, h.shape[-1:]).bfloat16(), h.bfloat16()
+
+    def half(x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        h = x + r
+        return F.rms_norm(h.float(), h.shape[-1:]).bfloat16(), h
+
+    x = data(4, 64, dtype=torch.bfloat16)
+    assert "add" not in halved(wide, x)
+    assert "add" in halved(half, x)
+
+
+def halved(fn: Fn, x: Tensor) -> set[str]:
+    """The operations whose results a kernel may keep in 16 bits."""
+    low = Lowered(trace(fn, (x, x)).chain)
+    every = walk([s.value for s in low.stores])
+    return {e.op for e in every if e.number in low.halves}
 
 
 EARLY: dict[str, Knobs] = {

@@ -98,7 +98,8 @@ def test_rows_of_several_programs_that_wait(name: str, arch: int) -> None:
     knobs: dict[str, int | str] = {
         "form": "joint", "pieces": 32, "block_cols": 2048, "num_warps": 8, "keep": "storage", "registers": 80, "math": "fast",
     }  # fmt: skip
-    for cols in (131072, 140032):
+    for cols, together in ((131072, 1), (140032, 1), (131072, 2)):
+        knobs["rows_per_program"], knobs["num_warps"] = together, 8 * together
         (found,) = compiled(CHAINS[name].fn, CHAINS[name].case(4, cols, "bfloat16"), arch, knobs)
         assert found.stack_bytes == 0 and found.registers <= 80
 

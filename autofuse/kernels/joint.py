@@ -33,7 +33,8 @@ class JointRows(Tiles):
     def __init__(self, task: Task, knobs: Knobs) -> None:
         if os.environ.get("TRITON_INTERPRET") == "1":
             raise Infeasible("programs that wait for each other need a GPU: the interpreter runs one after the other")
-        super().__init__(task, knobs, 1, "unrolled", int(knobs["block_cols"]), int(knobs["pieces"]))
+        rows = int(knobs.get("rows_per_program", 1))  # several read what is the same for all rows once
+        super().__init__(task, knobs, rows, "unrolled", int(knobs["block_cols"]), int(knobs["pieces"]))
         shared = [r for r in self.low.reduces if self.looped & set(r.attr[1])]  # the others lie within a block
         if len(self.low.spaces) != 1 or any(set(r.attr[1]) != set(self.low.spaces[0]) for r in shared):
             raise Infeasible("a reduction that leaves columns is not shared among programs")
@@ -52,17 +53,25 @@ class JointRows(Tiles):
         self.counts = len(self.slots) * pieces  # where a row's counts stand, after its words
         words = self.counts + levels
         p.line('ticket = tl.atomic_add(ws0, 1, sem="relaxed")')
-        p.line(f"programs = rows.to(tl.int64) * {pieces}")
+        groups = f"tl.cdiv(rows, {self.rows})" if p.rowdim else "rows"
+        p.line(f"programs = {groups}.to(tl.int64) * {pieces}")
         p.line("launch = (ticket // programs + 1).to(tl.int32)")
         p.line("unit = (ticket % programs).to(tl.int32)")
         p.line(f"piece = unit % {pieces}")
         p.line(f"base = piece * {self.per_piece(space[0])}")
-        p.set_rows(f"unit // {pieces}", "rows", p.addressing.kept)
+        p.line(f"first = unit // {pieces}" + (f" * {self.rows}" if p.rowdim else ""))
+        p.set_rows("first", "rows", p.addressing.kept)
         p.line(f"words = ws0 + 1 + row.to(tl.int64) * {words}")
+        p.line(f"counts = ws0 + {1 + self.counts} + first.to(tl.int64) * {words}")
         mark = len(p.lines)
         self._loops()
         p.lines[mark:mark] = [p.indent + text for _, text in p.hoisted]
-        return self._wrap(("units", pieces, 1), (("int64", words + 1),), kept=(0,))
+        return self._wrap(("blocks", self.rows, pieces), (("int64", words + 1),), kept=(0,))
+
+    @property
+    def kind(self) -> str:
+        """What a row's number is to the printer: one, or one of each row."""
+        return "r" if self.p.rowdim else "s"
 
     def _unrolled(self, space: tuple[str, ...], reduces: Sequence[Expr], writes: Sequence[tuple[Store, Expr]]) -> None:
         totals = {o.total.number: o for o in self.online}
@@ -72,7 +81,8 @@ class JointRows(Tiles):
     def _finish(self, space: tuple[str, ...], reduces: Sequence[Expr], names: Sequence[str]) -> None:
         p = self.p
         made = {
-            r.number: p.assign(p.reduce_text(a, r.attr[0], r.attr[1], space), "s", "s") for r, a in zip(reduces, names, strict=True)
+            r.number: p.assign(p.reduce_text(a, r.attr[0], r.attr[1], space), self.kind, "s")
+            for r, a in zip(reduces, names, strict=True)
         }
         if self.parts is not None:
             self.parts |= made
@@ -96,48 +106,69 @@ class JointRows(Tiles):
         with p.scope(indent=False):
             count = p.assign(self._count(space, "piece", 1), "s", "n")
             for o in due:
-                p.define(o.first, p.assign(o.alone(p, self.parts[o.first.number], count), "s", "s"))
+                p.define(o.first, p.assign(o.alone(p, self.parts[o.first.number], count), self.kind, "s"))
             super()._unrolled(space, [o.total for o in due], ())
         for b, names in zip(blocks, held, strict=True):
             b.names = names  # what was made of a part is not the row's
 
     def _meet(self, reduces: Sequence[Expr], parts: dict[int, str], due: Sequence[OnePass]) -> None:
         """Give this piece's parts, wait for those of the others, and join all."""
-        p, pieces = self.p, self.pieces
-        at = {r.number: f"words + {self.slots[r.number] * pieces}" for r in reduces}
+        p, many = self.p, self.p.rowdim
         tag = p.assign("launch.to(tl.int64) << 32", "s", "n")
-        for r in reduces:
-            bits = f"({parts[r.number]}).to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF"
-            p.line(f'tl.atomic_xchg({at[r.number]} + piece, {tag} | ({bits}), sem="relaxed")')
-        self._wait()
-        found = {r.number: p.fresh("w") for r in reduces}
-        loads = [f"{w} = tl.load({at[n]} + tl.arange(0, {pieces}), volatile=True)" for n, w in found.items()]
-        late = " | ".join(f"(({w} >> 32).to(tl.int32) != launch)" for w in found.values())
-        for text in loads:
-            p.line(text)
-        p.line(f"while tl.max(({late}).to(tl.int32), axis=0) != 0:")
-        with p.scope():
-            for text in loads:
-                p.line(text)
-        every = {
-            r.number: p.assign(f"{found[r.number]}.to(tl.int32).to({TYPES[r.dtype]}, bitcast=True)", "v", "w") for r in reduces
-        }
+        self._give(reduces, parts, tag)
+        self._wait(many)
+        every = self._words(reduces, tag)
         (space,) = self.low.spaces
-        counts = p.assign(self._count(space, f"tl.arange(0, {pieces})", 0), "v", "n") if due else ""
+        counts = p.assign(self._count(space, f"tl.arange(0, {self.pieces})", 0), "v", "n") if due else ""
         for o in due:
-            o.join(p, every[o.first.number], every[o.total.number], counts)
+            o.join(p, every[o.first.number], every[o.total.number], counts, many)
         joined = {e.number for o in due for e in (o.first, o.total)}
         for r in reduces:
             if r.number not in joined:
-                p.define(r, p.assign(p.along_axis(every[r.number], r.attr[0], 0), "s", "s"))
+                p.define(r, p.assign(p.along_axis(every[r.number], r.attr[0], int(many)), self.kind, "s"))
 
-    def _wait(self) -> None:
-        """Until the row's count says that all pieces of this launch have come: it grows from launch to launch."""
+    def _at(self, r: Expr) -> str:
+        """Where a row's words of a reduction begin."""
+        return f"words + {self.slots[r.number] * self.pieces}"
+
+    def _give(self, reduces: Sequence[Expr], parts: dict[int, str], tag: str) -> None:
+        given = ", mask=row_ok" if self.p.rowdim else ""
+        for r in reduces:
+            bits = f"({parts[r.number]}).to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF"
+            self.p.line(f'tl.atomic_xchg({self._at(r)} + piece, {tag} | ({bits}){given}, sem="relaxed")')
+
+    def _words(self, reduces: Sequence[Expr], tag: str) -> dict[int, str]:
+        """What all pieces have given."""
+        p, every = self.p, f"tl.arange(0, {self.pieces})"
+        found = {r.number: p.fresh("w") for r in reduces}
+        loads = []
+        for r in reduces:
+            where, told = f"{self._at(r)} + {every}", ""
+            if p.rowdim:
+                where, told = f"({self._at(r)})[:, None] + {every}[None, :]", f", mask=row_ok[:, None], other={tag}"
+            loads.append(f"{found[r.number]} = tl.load({where}{told}, volatile=True)")
+        for text in loads:
+            p.line(text)
+        if not p.rowdim:
+            # each warp has every word and looks at its own; of several rows it may not, so that fences order them
+            late = " | ".join(f"(({w} >> 32).to(tl.int32) != launch)" for w in found.values())
+            p.line(f"while tl.max(({late}).to(tl.int32), axis=0) != 0:")
+            with p.scope():
+                for text in loads:
+                    p.line(text)
+        return {r.number: p.assign(f"{found[r.number]}.to(tl.int32).to({TYPES[r.dtype]}, bitcast=True)", "v", "w") for r in reduces}
+
+    def _wait(self, ordered: bool) -> None:
+        """Until the row's count says that all pieces of this launch have come: it grows from launch to launch. `ordered`:
+        what any of their threads has written is there then."""
         p, pieces = self.p, self.pieces
-        count, here, last = f"words + {self.counts + self.met}", p.fresh("n"), p.fresh("n")
+        count, here, last = f"counts + {self.met}", p.fresh("n"), p.fresh("n")
         self.met += 1
-        p.line(f'{here} = tl.atomic_add({count}, 1, sem="relaxed") + 1')
+        if ordered:
+            p.line("tl.debug_barrier()")
+        arrive, look = ("acq_rel", "acquire") if ordered else ("relaxed", "relaxed")
+        p.line(f'{here} = tl.atomic_add({count}, 1, sem="{arrive}") + 1')
         p.line(f"{last} = ({here} + {pieces - 1}) // {pieces} * {pieces}")
         p.line(f"while {here} < {last}:")
         with p.scope():
-            p.line(f'{here} = tl.atomic_add({count}, 0, sem="relaxed")')
+            p.line(f'{here} = tl.atomic_add({count}, 0, sem="{look}")')

@@ -59,6 +59,9 @@ class Lowered:
         self.reducer = Reducer(self.b, self.extents)
         self._memo: dict[tuple[int, tuple[Idx, ...], Expr | None], Expr] = {}
         self._breaks: dict[str, set[int]] = {}
+        self._halves: dict[int, str] = {}
+        self._wide: set[int] = set()
+        self._stays_wide: dict[int, bool] = {}
         self.stores: list[Store] = []
         self.output_values = outputs
         for k, out in enumerate(outputs):
@@ -146,7 +149,26 @@ class Lowered:
         found = self._memo.get(key)
         if found is None:
             found = self._memo[key] = self._at(self.values[v], v, index, mask)
+            self._note(v, found)
         return found
+
+    def _note(self, v: int, e: Expr) -> None:
+        """Whether eager has the value of an expression in 16 bits, and nothing reads it in more."""
+        value = self.values[v]
+        if v not in self._stays_wide:
+            uses = [u for u in self.values if v in u.refs]
+            down = all(u.name == "to" and u.dtype in ops.HALVES for u in uses) and v not in self.output_values
+            up = value.name == "to" and self.values[value.refs[0]].dtype in ops.HALVES
+            self._stays_wide[v] = value.op == INPUT or not (value.dtype in ops.HALVES or down or up or ops.is_free(value.name))
+        if self._stays_wide[v]:
+            self._wide.add(e.number)
+        elif value.dtype in ops.HALVES:
+            self._halves.setdefault(e.number, value.dtype)
+
+    @property
+    def halves(self) -> dict[int, str]:
+        """Expressions, by number, that eager rounds to 16 bits wherever they are read, and to which dtype."""
+        return {n: dtype for n, dtype in self._halves.items() if n not in self._wide}
 
     def _at(self, v: Value, number: int, index: tuple[Idx, ...], mask: Expr | None) -> Expr:
         if v.op == INPUT:

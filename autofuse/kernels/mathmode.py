@@ -8,7 +8,7 @@ also the hardware's tanh of 11 bits, in sigmoid and erf too; the accuracy check 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .expr import FLOATS, Access, Builder, Expr, Idx, walk
 
@@ -29,6 +29,10 @@ class Legal:
             if e.number not in self._done:
                 self._done[e.number] = self._rewrite(e)
         return self._done[root.number]
+
+    def carried(self, marks: Mapping[int, str]) -> dict[int, str]:
+        """What is said of expressions by number, of what they have become."""
+        return {self._done[n].number: said for n, said in marks.items() if n in self._done}
 
     def _idx(self, i: Idx) -> Idx:
         return i if i.value is None else Idx(i.terms, i.const, self._done[i.value.number])

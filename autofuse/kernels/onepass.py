@@ -42,8 +42,8 @@ class OnePass(ABC):
         A piece of no columns says 1."""
 
     @abstractmethod
-    def join(self, p: TritonPrinter, firsts: str, totals: str, counts: str) -> None:
-        """Print and define the results, from the parts and column counts of all pieces."""
+    def join(self, p: TritonPrinter, firsts: str, totals: str, counts: str, rows: bool = False) -> None:
+        """Print and define the results, from the parts and column counts of all pieces, of one row or of several."""
 
 
 LEAST = "-3.4028234663852886e38"
@@ -86,10 +86,12 @@ class SoftmaxSum(OnePass):
     def alone(self, p: TritonPrinter, part: str, count: str) -> str:
         return f"tl.maximum({part}, {LEAST})"  # a piece of nothing but -inf adds nothing
 
-    def join(self, p: TritonPrinter, firsts: str, totals: str, counts: str) -> None:
-        top = p.assign(f"tl.maximum(tl.max({firsts}, axis=0), {LEAST})", "s", "s")
+    def join(self, p: TritonPrinter, firsts: str, totals: str, counts: str, rows: bool = False) -> None:
+        kind, axis, lift = ("r", 1, "[:, None]") if rows else ("s", 0, "")
+        top = p.assign(f"tl.maximum(tl.max({firsts}, axis={axis}), {LEAST})", kind, "s")
         p.define(self.first, top)
-        p.define(self.total, p.assign(f"tl.sum({totals} * {self._exp(p)}({firsts} - {top}), axis=0)", "s", "s"))
+        text = f"tl.sum({totals} * {self._exp(p)}({firsts} - {top}{lift}), axis={axis})"
+        p.define(self.total, p.assign(text, kind, "s"))
 
 
 class Moments(OnePass):
@@ -152,11 +154,14 @@ class Moments(OnePass):
     def alone(self, p: TritonPrinter, part: str, count: str) -> str:
         return f"{part} * ({self._columns(p)} / {count})"  # the mean of the piece, once it is divided
 
-    def join(self, p: TritonPrinter, firsts: str, totals: str, counts: str) -> None:
-        total = p.assign(f"tl.sum({firsts}, axis=0)", "s", "s")
+    def join(self, p: TritonPrinter, firsts: str, totals: str, counts: str, rows: bool = False) -> None:
+        kind, axis, lift = ("r", 1, "[:, None]") if rows else ("s", 0, "")
+        if rows:
+            counts = f"{counts}[None, :]"
+        total = p.assign(f"tl.sum({firsts}, axis={axis})", kind, "s")
         p.define(self.first, total)
-        off = p.assign(f"{firsts} / tl.maximum({counts}, 1.0) - {total} / {self._columns(p)}", "v", "w")
-        p.define(self.total, p.assign(f"tl.sum({totals} + {counts} * {off} * {off}, axis=0)", "s", "s"))
+        off = p.assign(f"{firsts} / tl.maximum({counts}, 1.0) - ({total} / {self._columns(p)}){lift}", "v", "w")
+        p.define(self.total, p.assign(f"tl.sum({totals} + {counts} * {off} * {off}, axis={axis})", kind, "s"))
 
 
 def softmax_sums(reduces: Sequence[Expr]) -> list[OnePass]:

@@ -73,6 +73,10 @@ class Pointwise:
 
         return Space(self.name, self.version, knobs, check)
 
+    def _sines(self, task: Task) -> bool:
+        """Whether there are sines, which keep many registers busy and look at a whole tile's largest value."""
+        return any(e.op in ("sin", "cos") for e in walk([s.value for s in task.low.stores]))
+
     def seed(self, task: Task) -> dict[str, int | str]:
         if task.limits.target == "cpu":
             from .nest import cpu_seed
@@ -83,8 +87,7 @@ class Pointwise:
             return {"form": "flat", "block": 1024, "num_warps": 4, **common}
         real = self._cols(task)
         block = min(next_power(real), 1024)
-        sines = any(e.op in ("sin", "cos") for e in walk([s.value for s in task.low.stores]))  # keep many registers busy
-        if task.rows * real >= FILLS and not sines:
+        if task.rows * real >= FILLS and not self._sines(task):
             # wide enough that what is the same for all rows is read in one run, with little waste
             block = next((b for b in (4096, 2048) if -(-real // b) * b * 16 <= real * 17), block)
         rows = 1
@@ -100,6 +103,9 @@ class Pointwise:
         seed = self.seed(task)
         warps = int(seed["num_warps"])
         made = [hinted(task, "evict_last"), *other_math(task)]
+        if self._sines(task):  # one warp has its largest value without waiting for others
+            width = "block" if seed["form"] == "flat" else "block_cols"
+            made += [{"num_warps": 1, width: 512}, {"num_warps": 1, width: 256}]
         if seed["form"] == "flat":
             made += [{"num_warps": 1}, {"block": 2048}, {"block": 512, "num_warps": 1}]
             block = min(1024, next_power(self._cols(task)))

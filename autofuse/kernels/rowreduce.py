@@ -80,21 +80,23 @@ class RowReduce:
         few = task.rows < 4 * task.limits.sm_count  # then some processors would have nothing to do
         can_split = cols >= SPLIT_MIN and bool(task.low.reduces) and (few or cols > 2**15)
         real, apart = widest(task), strided(task)
+        joint = real > SPLIT_MIN and bool(task.low.reduces) and len(task.low.spaces) == 1 and task.limits.sm_count >= 16
         kinds = (
             ("whole", cols <= WHOLE_MAX),
             ("unrolled", 256 < cols <= WHOLE_MAX and (real * 9 <= cols * 8 or cols >= 2**12)),
             ("looped", cols > 1024 or (apart and cols > 128)),
             ("split", can_split),
-            ("joint", real > SPLIT_MIN and bool(task.low.reduces) and len(task.low.spaces) == 1 and task.limits.sm_count >= 16),
+            ("joint", joint),
         )
-        rows = tuple(r for r in (1, 2, 4, 8, 16, 32, 64) if r == 1 or (task.low.rows and (apart or (r < 64 and r * cols <= 2**15))))
+        several = {r for r in (2, 4, 8, 16, 32, 64) if apart or (r < 64 and r * cols <= 2**15) or (joint and r <= 4)}
+        rows = (1, *sorted(several if task.low.rows else ()))
         blocks = ("unrolled", "looped", "split", "joint")
         held = ("whole", "unrolled", "joint")  # rows in registers
         knobs = (
             Knob("form", tuple(f for f, ok in kinds if ok)),
-            Knob("rows_per_program", rows, (("form", ("whole", "unrolled", "looped")),)),
+            Knob("rows_per_program", rows, (("form", ("whole", "unrolled", "looped", "joint")),)),
             Knob("num_warps", (1, 2, 4, 8, 16, 32)),
-            Knob("keep", ("wide", "storage"), (("form", held),)),
+            Knob("keep", ("wide", "storage", *(("rounded",) if task.low.halves else ())), (("form", held),)),
             Knob("early", early_choices(task), (("form", held),)),
             Knob("registers", (0, 32, 40, 48, 56, 64, 72, 80, 96, 128), (("form", held),)),
             Knob("persistent", (0, 1, 2, 4) if task.low.rows else (0,), (("form", ("whole", "unrolled")),)),
@@ -122,7 +124,7 @@ class RowReduce:
                     return "over 128 elements a thread"
             if k["form"] == "joint":
                 share = -(-real // int(k["pieces"]))
-                if not block <= share <= MAX_UNROLLED * block or share > threads * 128:
+                if not block <= share <= MAX_UNROLLED * block or share * int(k["rows_per_program"]) > threads * 128:
                     return "too few or too many blocks side by side"
             if k["form"] == "looped" and block < cols // 64:
                 return "over 64 passes"
@@ -222,6 +224,15 @@ class RowReduce:
                 {**held, "pieces": 2 * pieces, "registers": 40},
                 {**held, "pieces": 2 * pieces, "registers": 64},
             ]
+            if len(near(task).values) > 1:
+                made.append({**held, "rows_per_program": 2, "pieces": 2 * pieces, "registers": 64})
+            if task.low.halves:
+                few = next_power(2 * widest(task) // (REGISTER_BYTES // 4))
+                made += [
+                    {**held, "keep": "rounded", "pieces": 2 * few, "registers": 64},
+                    {**held, "keep": "rounded", "pieces": few, "registers": 64, "block_cols": 8192, "num_warps": 16},
+                    {**held, "keep": "rounded", "pieces": few, "registers": 80},
+                ]
             made = [m for m in made if m.get("form") != "joint" or 2 <= int(m["pieces"]) <= 32]
         if seed["form"] == "looped":
             made += [{"num_warps": 16, "block_cols": 8192}, {"online": 0}, {"num_stages": 3}]
@@ -241,7 +252,8 @@ class RowReduce:
                 light = {**held, "num_warps": kept, "block_cols": 256 * kept, "registers": 80}
                 full = {**held, "num_warps": 2 * kept, "block_cols": 512 * kept, "registers": 64}
                 apart = {**hinted(task, "past"), "near": "evict_last"} if len(near(task).values) > 1 else {}
-                made += [light, full, *([{**light, **apart}, apart] if apart else []), {**light, "registers": 64}]
+                rounded = [{**light, "keep": "rounded"}, {**full, "keep": "rounded"}] if task.low.halves else []
+                made += [light, full, *rounded, *([{**light, **apart}, apart] if apart else []), {**light, "registers": 64}]
             else:
                 made += others
                 others = []

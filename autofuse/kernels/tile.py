@@ -213,6 +213,27 @@ def print_in_storage(p: TritonPrinter, actions: Sequence[tuple[Expr, Callable[[]
     p.raw.clear()
 
 
+def rounded_tiles(passes: Sequence[Sequence[Expr]], halves: dict[int, str], known: Callable[[Expr], bool]) -> dict[int, str]:
+    """The tiles that more than one pass needs and that eager has in 16 bits. `passes`: what each prints; `known`: what is
+    a row's number by then."""
+    before: set[int] = set()
+    found: dict[int, str] = {}
+    for roots in passes:
+        now: set[int] = set()
+        stack = list(roots)
+        while stack:
+            e = stack.pop()
+            if e.number in now or known(e):
+                continue
+            now.add(e.number)
+            if e.number in halves and e.number in before and e.op != "load":
+                found[e.number] = halves[e.number]
+                continue
+            stack.extend(children(e))
+        before |= now
+    return found
+
+
 @dataclass
 class Block:
     """One of several blocks of columns that lie side by side: its indices, its masks, and the values that it holds, or the
@@ -231,7 +252,9 @@ class Tiles:
     def __init__(self, task: Task, knobs: Knobs, rows: int, form: str, block: int, pieces: int = 1) -> None:
         self.task, self.low, self.knobs, self.form, self.pieces = task, task.low, knobs, form, pieces
         self.math = str(knobs["math"])
-        self.stores = legal_stores(task.low, self.math, True)
+        legal = Legal(task.low.b, self.math, True)
+        self.stores = [(s, legal(s.value)) for s in task.low.stores]
+        self.halves = legal.carried(task.low.halves) if knobs.get("keep") == "rounded" else {}
         self.looped = {s[0] for s in task.low.spaces} if form in ("looped", "unrolled", "split", "tile") else set()
         self.blocks: dict[str, int] = {}
         for s in task.low.spaces:
@@ -314,12 +337,32 @@ class Tiles:
     def _whole(self) -> None:
         for e in self._early():
             self.p.fetch_early(e)
-        if self.knobs.get("keep") != "storage":
+        if self.knobs.get("keep") not in ("storage", "rounded"):
             self._print_stores(self.stores)
             return
         p = self.p
+        if self.halves:
+            level = levels([v for _, v in self.stores], lambda r: True)
+            p.rounds = self._rounds(level, lambda r: r.op == "reduce")
         actions = [(v, partial(p.store, s, v)) for s, v in self.stores]
         print_in_storage(p, actions, lambda r: True)
+
+    def _rounds(self, level: dict[int, int], known: Callable[[Expr], bool]) -> dict[int, str]:
+        """The tiles that wait for a later pass as eager has them, in 16 bits. `level`: reductions under an expression."""
+        roots = [v for _, v in self.stores]
+        reduces = [e for e in walk(roots) if known(e)]
+        every = range(1, max((level[r.number] for r in reduces), default=0) + 2)
+        firsts = {o.first.number for o in self.online}
+        passes = [
+            some
+            for k in every
+            for some in (
+                [r.args[0] for r in reduces if level[r.number] == k and r.number in firsts],
+                [r.args[0] for r in reduces if level[r.number] == k and r.number not in firsts]
+                + [v for v in roots if level[v.number] == k - 1],
+            )
+        ]
+        return rounded_tiles(passes, self.halves, known)
 
     def _columns(self, start: str) -> None:
         for s in self.low.spaces:
@@ -373,6 +416,8 @@ class Tiles:
         p, low = self.p, self.low
         top = self._levels()
         reduces = self._looped_reduces()
+        if self.halves and self.form == "unrolled":
+            p.rounds = self._rounds(self.level, lambda r: r.op == "reduce" and bool(self.looped & set(r.attr[1])))
         left = list(self.stores)
         for level in range(1, top + 2):
             p.last_pass = level == top + 1
@@ -451,7 +496,7 @@ class Tiles:
         blocks = self.side.setdefault(space, [Block() for _ in range(per // block)])
         names = [p.fresh("acc") for _ in reduces]
         early = [e for e in self._early() if p.space(e) == space]
-        p.in_storage = self.knobs.get("keep") == "storage"
+        p.in_storage = self.knobs.get("keep") in ("storage", "rounded")
         for k, one in enumerate(blocks):
             p.raw = one.raw
             p.scopes.append({} if p.in_storage else one.names)

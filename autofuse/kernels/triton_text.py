@@ -148,6 +148,7 @@ class TritonPrinter(Printer):
         self.last_pass = True  # whether what is loaded now is loaded for the last time
         self.in_storage = False  # whether tiles that are loaded stay in registers as they came, and are widened at each use
         self.raw: dict[int, tuple[str, bool]] = {}
+        self.rounds: dict[int, str] = {}  # tiles that stay in registers rounded to these dtypes, while `in_storage`
         self.start: dict[str, str] = {}  # where a column axis's tile begins
         self.pairs: dict[int, tuple[Expr, Expr]] = {}
         self.hoisted: list[tuple[int, str]] = []  # (group of rows, statement) to be put where the group stands
@@ -301,13 +302,24 @@ class TritonPrinter(Printer):
             self.line(f"{name} = {text}")
             self.raw[e.number] = (name, True)
             return name
-        name, fresh = found
-        if not fresh and kept:
+        return self._again(e.number, itemsize) if kept else found[0]
+
+    def _again(self, number: int, itemsize: int) -> str:
+        """A tile that is kept, opaque where it has aged."""
+        name, fresh = self.raw[number]
+        if not fresh:
             again = self.fresh("k")
             self.line(f"{again} = {self.use(f'af_again{8 * itemsize}')}({name})")
-            self.raw[e.number] = (again, True)
-            return again
-        return name
+            self.raw[number] = (again, True)
+        return self.raw[number][0]
+
+    def _rounded_tile(self, e: Expr) -> str:
+        """A tile as eager has it, in 16 bits while it waits."""
+        if e.number not in self.raw:
+            # made opaque at once, two share a register from here on
+            text = f"{self.use('af_again16')}({self._emit(e)}.to({TYPES[self.rounds[e.number]]}))"
+            self.raw[e.number] = (self.assign(text, "t", "k"), True)
+        return self.assign(f"{self._again(e.number, 2)}.to({TYPES[e.dtype]})", "t", "x")
 
     def fetch_early(self, e: Expr) -> None:
         """Load a tile now that is used later, so that it is on its way while a reduction waits."""
@@ -490,6 +502,12 @@ class TritonPrinter(Printer):
         return name
 
     def emit(self, e: Expr) -> str:
+        rows = set(self.low.rows) - self.low.reduced
+        if self.in_storage and e.number in self.rounds and rows | set(self.space(e) or ()) <= e.axes:
+            return self._rounded_tile(e)
+        return self._emit(e)
+
+    def _emit(self, e: Expr) -> str:
         if e.op == "const":
             return self.literal(e)
         if e.op == "load":
