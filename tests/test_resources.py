@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,9 +12,9 @@ import torch
 import torch.nn.functional as F
 
 import autofuse
-from autofuse.fusion import check
+from autofuse.fusion import Fusion, check
 from autofuse.kernels.base import Limits
-from autofuse.kernels.resources import Resources, resources
+from autofuse.kernels.resources import Resources, compile_for, resources
 from autofuse.program import Layouts
 from autofuse.settings import read
 from autofuse.trace import sizes_of, trace
@@ -141,3 +142,26 @@ def test_rows_of_few_columns_have_a_schedule(rows: int) -> None:
     for cols in (2, 8):
         (found,) = compiled(softmax, (data(rows, cols, dtype=torch.bfloat16),), 90)
         assert found.stack_bytes == 0
+
+
+@pytest.mark.parametrize(("cols", "narrowest"), [(4096, 16), (4104, 16), (4100, 8), (4098, 4), (4097, 2)])
+@pytest.mark.parametrize("name", ["rmsnorm", "softmax", "swiglu", "relu2"])
+def test_rows_are_read_in_pieces_as_wide_as_strides_allow(name: str, cols: int, narrowest: int) -> None:
+    """Bytes of the narrowest load of a row; one run of memory has its narrow loads in its last block alone."""
+    args = CHAINS[name].case(16, cols, "bfloat16")
+    traced = trace(CHAINS[name].fn, args)
+    layouts = Layouts(Fusion(traced.chain), list(args), sizes_of(traced, args) or {})
+    limits = Limits("cuda", "sm_90", sm_count=132, shared_bytes=SHARED[90])
+    (nodes,) = layouts.fusion.fused()
+    seed = layouts.seed(nodes, limits)
+    assert seed is not None
+    kind, knobs = seed
+    task = layouts.task(nodes, limits)
+    widths = set()
+    for made in compile_for(kind.emit(task, knobs), task.low, 90, read().cache):
+        for count, bits in re.findall(r"ld\.global[\w.:]*?(?:\.v(\d))?\.b(\d+) ", made.asm["ptx"]):
+            widths.add(int(count or 1) * int(bits) // 8)
+    if knobs["form"] == "flat":
+        assert max(widths) == 16
+    else:
+        assert min(widths) == narrowest

@@ -78,7 +78,7 @@ class Columns:
             if block:
                 pads[s[0]] = max(1, min(pads[s[0]], block // prod(pads[a] for a in s[1:])))
             blocks |= pads
-        p = TritonPrinter(self.low, Addressing(self.low, self.task.layout), rows, blocks, self.math)
+        p = TritonPrinter(self.low, Addressing(self.low, self.task.layout, True), rows, blocks, self.math)
         if self.knobs.get("overlap"):
             p.use("af_overlap")
         return p

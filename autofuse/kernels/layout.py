@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 from ..chain import Dim, dim_value
-from ..errors import Infeasible
+from ..errors import Infeasible, LaunchError
 from .expr import Access, Expr, walk
 from .lower import Lowered
 
 Stride = int | None
+MAX_STEP = 16  # elements: 16 bytes of one byte each
 INDEX = -1  # the operand of an index that is a value: one dimension of stride 1, so that it is grouped and addressed as a load is
 
 
@@ -62,11 +63,14 @@ class Layout:
     """Strides an operand and dimension (inputs first, then outputs), and the row axes in groups that run on as one.
 
     `flat`: every operand is one run of memory in one order, or a single element, so that one index serves all.
+    `steps`: for each operand the largest power of two, at most MAX_STEP, that divides the strides of its rows, whatever
+    the row counts: a kernel is told it, since rows of 4104 elements are read in wide pieces and rows of 4097 are not.
     """
 
     strides: tuple[tuple[Stride, ...], ...]
     groups: tuple[tuple[str, ...], ...]
     flat: bool = False
+    steps: tuple[int, ...] = ()
 
 
 RowPart = tuple[tuple[int, tuple[tuple[str, tuple[int, tuple[str, ...]]], ...]], ...]
@@ -118,7 +122,13 @@ def layout_of(low: Lowered, operands: Sequence[Operand], sizes: Mapping[str, int
         else:
             groups.insert(0, [axis])
     made = tuple(tuple(g) for g in groups)
-    return Layout(strides, made, _is_flat(low, made, strides, operands, extent, sizes))
+    steps = []
+    for k, o in enumerate(operands):
+        # a static axis that lies outside rows has their count in its stride, but a row's own is a factor of it
+        given = [s for n, s in zip(shapes[k], o.strides, strict=True) if not isinstance(n, int)]
+        given += [c * o.strides[d] for operand, p in parts if operand == k for d, terms in p for _, (c, _) in terms]
+        steps.append(gcd(MAX_STEP, *given))
+    return Layout(strides, made, _is_flat(low, made, strides, operands, extent, sizes), tuple(steps))
 
 
 def _is_flat(
@@ -187,10 +197,13 @@ class Address:
 
 
 class Addressing:
-    """Names the scalar arguments of a kernel and turns accesses into addresses."""
+    """Names the scalar arguments of a kernel and turns accesses into addresses.
 
-    def __init__(self, low: Lowered, layout: Layout) -> None:
-        self.low, self.layout = low, layout
+    `stepped`: strides of rows are passed in steps of the layout, and the kernel multiplies them.
+    """
+
+    def __init__(self, low: Lowered, layout: Layout, stepped: bool = False) -> None:
+        self.low, self.layout, self.stepped = low, layout, stepped
         self.inputs = low.chain.num_inputs
         self.args: dict[str, tuple[object, ...]] = {"rows": ("rows",)}
         # the groups of row axes that results keep come first, then those that reductions join
@@ -211,6 +224,10 @@ class Addressing:
         self.args[name] = ("stride", operand, dim)
         return 1, name
 
+    def step(self, operand: int) -> int:
+        """By what the strides of an operand's rows are divided."""
+        return self.layout.steps[operand] if self.stepped and operand != INDEX else 1
+
     def count(self, symbols: tuple[str, ...]) -> str:
         """The argument that holds a product of row counts."""
         name = "n_" + "_".join(symbols)
@@ -225,7 +242,7 @@ class Addressing:
         for g in groups:
             axes = self.layout.groups[g]
             own = tuple((d, tuple(t for t in terms if t[0] in axes)) for d, terms in part)
-            spec = ("group", operand, g, tuple((d, t) for d, t in own if t))
+            spec = ("group", operand, g, tuple((d, t) for d, t in own if t), self.step(operand))
             name = next((n for n, s in self.args.items() if s == spec), None)
             if name is None:
                 name = f"r{'i' if operand == INDEX else operand}_{g}"
@@ -279,7 +296,10 @@ def bind(
         elif kind == "stride":
             made.append(operands[int(str(spec[1]))].strides[int(str(spec[2]))])
         else:
-            _, operand, group, part = spec
-            assert isinstance(operand, int) and isinstance(group, int) and isinstance(part, tuple)
-            made.append(_group_stride(part, layout.groups[group], _strides(operands, operand), extent, sizes))
+            _, operand, group, part, step = spec
+            assert isinstance(operand, int) and isinstance(group, int) and isinstance(part, tuple) and isinstance(step, int)
+            stride = _group_stride(part, layout.groups[group], _strides(operands, operand), extent, sizes)
+            if stride % step:
+                raise LaunchError(f"rows {stride} elements apart: the kernel was made for multiples of {step}")
+            made.append(stride // step)
     return made

@@ -18,7 +18,6 @@ TRITON_TYPES = {
     "float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8e4nv",
     "float8_e5m2": "fp8e5", "int8": "i8", "uint8": "u8", "int16": "i16", "int32": "i32", "int64": "i64", "bool": "i1",
 }  # fmt: skip
-VARYING = ("rows", "reds", "numel")  # row counts: a kernel is not specialised on them
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Resources:
 
 
 def compile_for(source: Source, low: Lowered, arch: int, cache: Path, aligned: bool = True) -> list[Any]:
-    """Each launch compiled for sm_<arch>; `aligned`: pointers and strides divide by 16, as for ordinary tensors.
+    """Each launch compiled for sm_<arch>; `aligned`: pointers divide by 16, as those of ordinary tensors.
 
     Raises BuildError where Triton refuses the source.
     """
@@ -57,7 +56,7 @@ def _compile(source: Source, launch: Launch, function: Any, low: Lowered, arch: 
             signature[name] = "*" + TRITON_TYPES[source.workspaces[int(name[2:])][0]]
         else:
             signature[name] = "i32"
-        if aligned and (signature[name] != "i32" or name not in VARYING):
+        if aligned and signature[name] != "i32":
             attrs[(k,)] = [["tt.divisibility", 16]]
     try:
         return triton.compile(

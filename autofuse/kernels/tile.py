@@ -14,7 +14,7 @@ from ..errors import Infeasible
 from ..ops import ITEMSIZE, is_free
 from .base import Knob, Knobs, Launch, Source, Task
 from .expr import FLOATS, Expr, children, walk
-from .layout import Addressing
+from .layout import MAX_STEP, Addressing
 from .lower import Lowered
 from .mathmode import MODES, Legal
 from .onepass import OnePass, moments, softmax_sums
@@ -283,7 +283,9 @@ class Tiles:
                 self.online += moments(reduces, self.low)
 
     def _printer(self) -> TritonPrinter:
-        p = TritonPrinter(self.low, Addressing(self.low, self.task.layout), self.rows, self.blocks, self.math, self.form == "flat")
+        p = TritonPrinter(
+            self.low, Addressing(self.low, self.task.layout, True), self.rows, self.blocks, self.math, self.form == "flat"
+        )
         p.evict = {n: str(v) for n, v in self.knobs.items() if is_hint(n) or n == "near"}
         if self.knobs.get("overlap"):
             p.use("af_overlap")
@@ -297,8 +299,7 @@ class Tiles:
         p.prologue(blocks)
         mark = len(p.lines)
         if self.form == "flat":
-            self._columns("0")
-            self._print_stores(self.stores)
+            self._flat()
         elif self.form == "whole":
             self._columns("0")
             self._whole()
@@ -311,6 +312,24 @@ class Tiles:
             self._loops()
         p.lines[mark:mark] = [p.indent + text for _, text in p.hoisted]
         return self._wrap()
+
+    def _flat(self) -> None:
+        """One block of elements. Where rows do not end at wide pieces a mask would cut all of them: only the last block has
+        one then."""
+        p = self.p
+        (space,) = self.low.spaces
+        if prod(self.low.extent(a) for a in space) % MAX_STEP == 0:
+            self._columns("0")
+            self._print_stores(self.stores)
+            return
+        p.line(f"if first + {p.blocks[space[0]]} <= numel:")
+        for last in (False, True):
+            p.bounded = last
+            if last:
+                p.line("else:")
+            with p.scope():
+                self._columns("0")
+                self._print_stores(self.stores)
 
     def _persistent(self) -> Source:
         """As many programs as run at once, each taking one tile of rows after the other."""

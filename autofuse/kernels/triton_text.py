@@ -145,6 +145,7 @@ class TritonPrinter(Printer):
         self.mask: dict[str, str] = {}
         self.base: dict[tuple[object, ...], str] = {}
         self.evict: dict[str, str] = {}  # "in0", "out1": the hint of that operand's loads or stores; "near": of all others
+        self.bounded = True  # whether a flat block may pass the end of its operands
         self.last_pass = True  # whether what is loaded now is loaded for the last time
         self.in_storage = False  # whether tiles that are loaded stay in registers as they came, and are widened at each use
         self.raw: dict[int, tuple[str, bool]] = {}
@@ -237,7 +238,9 @@ class TritonPrinter(Printer):
             if key not in self.base:
                 self.base[key] = self.fresh("b")
                 # hoisted to where rows are known: they are defined in the outermost scope
-                self.hoisted.append((g, f"{self.base[key]} = g{g}.to(tl.int64) * {arg}"))
+                step = self.addressing.step(a.operand)  # the factor tells the compiler what divides the address
+                told = f" * {step}" if step > 1 else ""
+                self.hoisted.append((g, f"{self.base[key]} = g{g}.to(tl.int64) * {arg}{told}"))
             wide = self.rowdim and space is not None and g in self.along
             rows.append(self.base[key] + (self.expand(0, self.rank(space)) if wide and space is not None else ""))
         return rows
@@ -265,7 +268,7 @@ class TritonPrinter(Printer):
 
     def _masks(self, a: Address, space: tuple[str, ...] | None, axes: frozenset[str], extra: Expr | None = None) -> list[str]:
         if self.flat:
-            return [f"first + {self.column[self.low.spaces[0][0]]} < numel"] if a.rows or a.cols else []
+            return [f"first + {self.column[self.low.spaces[0][0]]} < numel"] if self.bounded and (a.rows or a.cols) else []
         masks = []
         if self.rowdim and self._along(a, axes):
             masks.append("row_ok" + (self.expand(0, self.rank(space)) if space is not None else ""))

@@ -5,9 +5,9 @@ def kernel(in0, in1, in2, out0, rows, r0_0, r1_0, r3_0):
     row = pid * 2 + tl.arange(0, 2)
     row_ok = row < rows
     g0 = row
-    b3 = g0.to(tl.int64) * r0_0
-    b5 = g0.to(tl.int64) * r1_0
-    b20 = g0.to(tl.int64) * r3_0
+    b3 = g0.to(tl.int64) * r0_0 * 16
+    b5 = g0.to(tl.int64) * r1_0 * 16
+    b20 = g0.to(tl.int64) * r3_0 * 16
     c1 = tl.arange(0, 64)[None, :]
     m2 = c1 < 48
     x4 = tl.load(in0 + b3[:, None] + c1, mask=(row_ok[:, None]) & m2, other=0).to(tl.float32)

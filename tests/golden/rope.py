@@ -7,12 +7,12 @@ def kernel(in0, in1, in2, out0, rows, e1, r0_0, r0_1, r1_0, r2_0, r3_0, r3_1):
     g1 = row % e1
     q1 = row // e1
     g0 = q1
-    b2 = g0.to(tl.int64) * r0_0
-    b3 = g1.to(tl.int64) * r0_1
-    b5 = g0.to(tl.int64) * r1_0
-    b9 = g0.to(tl.int64) * r2_0
-    b13 = g0.to(tl.int64) * r3_0
-    b14 = g1.to(tl.int64) * r3_1
+    b2 = g0.to(tl.int64) * r0_0 * 16
+    b3 = g1.to(tl.int64) * r0_1 * 16
+    b5 = g0.to(tl.int64) * r1_0 * 16
+    b9 = g0.to(tl.int64) * r2_0 * 16
+    b13 = g0.to(tl.int64) * r3_0 * 16
+    b14 = g1.to(tl.int64) * r3_1 * 16
     start = tl.program_id(1) * 16
     c1 = start + tl.arange(0, 16)[None, :]
     x4 = tl.load(in0 + b2[:, None] + b3[:, None] + c1, mask=(row_ok[:, None]), other=0).to(tl.float32)

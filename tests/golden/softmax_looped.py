@@ -4,8 +4,8 @@ def kernel(in0, out0, rows, r0_0, r1_0):
     pid = tl.program_id(0)
     row = pid
     g0 = row
-    b5 = g0.to(tl.int64) * r0_0
-    b19 = g0.to(tl.int64) * r1_0
+    b5 = g0.to(tl.int64) * r0_0 * 16
+    b19 = g0.to(tl.int64) * r1_0 * 16
     acc1m = tl.full((1024,), -3.4028234663852886e38, tl.float32)
     acc1 = tl.zeros((1024,), tl.float32)
     for i2 in range(0, 4000, 1024):

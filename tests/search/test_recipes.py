@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from math import gcd
 from typing import Any
 
 import pytest
 import torch
 
 from autofuse.chain import Dim
+from autofuse.kernels.layout import MAX_STEP
 from autofuse.search import recipes
 from autofuse.search.recipes import Recipe, make, recipes_of, strides_at
 
@@ -60,6 +62,18 @@ def test_layout_is_kept(name: str) -> None:
     assert small.stride() == strides and small.data_ptr() % 16 == tensor.data_ptr() % 16
     assert [d if isinstance(d, int) else other[d] for d in shape] == list(small.shape)
     assert bool(small.isfinite().all())
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_what_divides_the_strides_of_rows_does_so_at_other_counts(name: str) -> None:
+    """A kernel is told the power of two by which rows are apart (layout.Layout.steps), and is checked at other row counts."""
+    tensor, shape, _, strides = LAYOUTS[name]
+
+    def of_rows(every: tuple[int, ...]) -> list[int]:
+        return [s for d, s in zip(shape, every, strict=True) if isinstance(d, str)]
+
+    step = gcd(MAX_STEP, *of_rows(tensor.stride()))
+    assert all(s % step == 0 for s in of_rows(strides))
 
 
 def test_padding_is_poisoned() -> None:
