@@ -6,10 +6,10 @@ from math import prod
 
 from ..errors import Infeasible
 from .base import Knob, Knobs, Source, Space, Task
+from .choices import default_math, default_overlap, next_power, other_math, overlap
 from .columns import Columns, needs_whole_rows
 from .mathmode import MODES
 from .rowreduce import padded
-from .tile import default_math, default_overlap, next_power, other_math, overlap
 
 MAX_WIDE = 2**14  # columns of a whole row: its accumulators stay in registers beside the row itself
 PER_THREAD = 128  # elements

@@ -11,11 +11,13 @@ from functools import partial
 from math import prod
 
 from .base import Knobs, Launch, Source, Task
+from .choices import legal_stores, next_power
 from .expr import FLOATS, Expr, children, walk
 from .layout import Addressing
 from .lower import Lowered
+from .module import function, loop_over, module
 from .roles import Store
-from .tile import function, legal_stores, loop_over, module, next_power, print_in_storage
+from .storage import print_in_storage
 from .triton_text import TYPES, TritonPrinter, identity
 
 STANDING = 32  # columns a thread up to which what is the same for all rows stays in registers

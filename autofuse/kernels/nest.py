@@ -12,10 +12,10 @@ from math import prod
 from ..errors import Infeasible
 from .base import Knob, Knobs, Launch, Source, Space, Task
 from .c_text import COMPUTE, PRELUDE, STORAGE, CPrinter, identity
+from .choices import default_math, legal_stores, widest
 from .expr import Expr, children, walk
 from .layout import Addressing
 from .roles import Store
-from .tile import default_math, legal_stores, widest
 
 COSTLY = {"exp", "exp2", "log", "log2", "sin", "cos", "erf", "div", "sqrt", "rsqrt", "fmod"}
 SUM_BLOCK = 2048  # columns summed in one go: partial sums keep fp32 accurate on long rows

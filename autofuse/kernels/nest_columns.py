@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from math import prod
 
 from .c_text import COMPUTE, identity
+from .choices import legal_stores
 from .columns import detached
 from .expr import FLOATS, Access, Expr, axis_index
 from .nest import Nest
 from .roles import Store
-from .tile import legal_stores
 
 BLOCK = 64  # rows that are added up plainly
 

@@ -5,21 +5,10 @@ from __future__ import annotations
 from math import prod
 
 from .base import Knob, Knobs, Source, Space, Task
+from .choices import default_math, default_overlap, hinted, hints, next_power, other_math, overlap, pieces, strided
 from .expr import walk
 from .mathmode import MODES
-from .tile import (
-    MAX_TILE,
-    Tiles,
-    default_math,
-    default_overlap,
-    hinted,
-    hints,
-    next_power,
-    other_math,
-    overlap,
-    pieces,
-    strided,
-)
+from .tile import MAX_TILE, Tiles
 
 FILLS = 2**22  # elements that give every processor several wide blocks
 

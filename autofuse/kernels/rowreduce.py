@@ -6,14 +6,7 @@ from math import prod
 
 from ..ops import ITEMSIZE
 from .base import Knob, Knobs, Source, Space, Task
-from .expr import walk
-from .joint import JointRows
-from .mathmode import MODES
-from .split import SplitRows
-from .tile import (
-    MAX_TILE,
-    MAX_UNROLLED,
-    Tiles,
+from .choices import (
     default_math,
     default_overlap,
     early_choices,
@@ -29,6 +22,11 @@ from .tile import (
     strided,
     widest,
 )
+from .expr import walk
+from .joint import JointRows
+from .mathmode import MODES
+from .split import SplitRows
+from .tile import MAX_TILE, MAX_UNROLLED, Tiles
 
 WHOLE_MAX = 2**16  # columns of a whole row in registers
 REGISTER_BYTES = 2**17  # of a row that is kept: half of what a processor's registers hold

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 
 from ..errors import Infeasible
 from .base import Knobs, Launch, Source, Task
+from .choices import next_power
 from .expr import Expr
-from .tile import Tiles, function, module, next_power
+from .module import function, module
+from .tile import Tiles
 from .triton_text import identity
 
 
