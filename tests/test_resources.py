@@ -165,3 +165,19 @@ def test_rows_are_read_in_pieces_as_wide_as_strides_allow(name: str, cols: int, 
         assert max(widths) == 16
     else:
         assert min(widths) == narrowest
+
+
+def test_no_more_programs_wait_than_run_at_once() -> None:
+    args = CHAINS["rmsnorm"].case(4, 131072, "bfloat16")
+    traced = trace(CHAINS["rmsnorm"].fn, args)
+    layouts = Layouts(Fusion(traced.chain), list(args), sizes_of(traced, args) or {})
+    reasons = []
+    for sms in (16, 32):
+        limits = Limits("cuda", "sm_90", sm_count=sms, shared_bytes=SHARED[90])
+        seed = layouts.seed(layouts.fusion.nodes, limits)
+        assert seed is not None
+        space = seed[0].space(layouts.task(layouts.fusion.nodes, limits))
+        joint: dict[str, int | str] = {"form": "joint", "pieces": 32, "block_cols": 2048, "num_warps": 8}
+        knobs = space.reduce({**{k.name: k.values[0] for k in space.knobs}, **joint})
+        reasons.append(space.check(knobs))
+    assert reasons == ["more programs wait for each other than surely run at once", None]

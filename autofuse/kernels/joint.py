@@ -1,7 +1,8 @@
 """Rows shared by several programs of one launch, which wait for each other: each keeps its piece of the row in registers.
 
 A program takes its piece by a ticket, so that the pieces of a row run at the same time however the device hands out
-programs: those of lower tickets run already and need nobody after their own row. What a piece gives to a reduction lies
+programs: those of lower tickets run already and need nobody after their own row. A row has no more pieces than the device
+has processors, so that they always fit. What a piece gives to a reduction lies
 in a workspace, one 64-bit word with the number of the launch beside the value: who finds that number finds the value, and
 neither a fence nor a clearing is needed. One thread of a program looks whether the row's count has come to all its pieces
 (where all warps look at the words, they are in each other's way); then each program joins the words itself, in order, and

@@ -121,6 +121,8 @@ class RowReduce:
                 if int(k["rows_per_program"]) * real > threads * 128:
                     return "over 128 elements a thread"
             if k["form"] == "joint":
+                if int(k["pieces"]) > task.limits.sm_count:  # of which each runs one program at least
+                    return "more programs wait for each other than surely run at once"
                 share = -(-real // int(k["pieces"]))
                 if not block <= share <= MAX_UNROLLED * block or share * int(k["rows_per_program"]) > threads * 128:
                     return "too few or too many blocks side by side"
