@@ -9,6 +9,7 @@ import gzip
 import json
 import math
 import os
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,7 +198,10 @@ def merge(parts: Iterable[Sequence[Row]]) -> list[Row]:
 def read(path: str) -> list[Row]:
     """The rows of a JSON file, which may be compressed (.gz). Raises ValueError for one that holds none."""
     data = Path(path).read_bytes()
-    rows = json.loads(gzip.decompress(data) if path.endswith(".gz") else data)
+    try:
+        rows = json.loads(gzip.decompress(data) if path.endswith(".gz") else data)
+    except (ValueError, OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is no JSON file of results: {error}") from error
     if not isinstance(rows, list) or not all(isinstance(r, dict) and r.keys() >= {"suite", "chain", "cols"} for r in rows):
         raise ValueError(f"{path} is no list of a benchmark's rows: give what --json has written")
     return rows

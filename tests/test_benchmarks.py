@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import peers, report
+from benchmarks import chains, peers, report
 from benchmarks.report import BARS, Bar, Row, geomean, merge
 from benchmarks.suites import HIDDEN, MAX_ROWS, MIB, SUITES, at_shapes, bytes_of, part, rows_for, workloads
 from examples.entries import CATALOGUE, Entry
@@ -184,3 +186,23 @@ def test_every_suite_has_bars_and_workloads() -> None:
     assert set(SUITES) == set(BARS)
     for name in SUITES:
         assert workloads(name, EVERY.values(), ["bfloat16"])
+
+
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    for name in ("a.json", "a.json.gz"):
+        report.write(str(tmp_path / name), [row(ours=1.0)])
+        assert report.read(str(tmp_path / name)) == [row(ours=1.0)]
+    bad = {"empty.json": b"", "other.json": b"{}", "no.json.gz": b"x", "cut.json.gz": (tmp_path / "a.json.gz").read_bytes()[:30]}
+    for name, data in bad.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ValueError, match=re.escape(name)):
+            report.read(str(tmp_path / name))
+
+
+def test_what_earlier_results_have_is_left_out(tmp_path: Path) -> None:
+    done = tmp_path / "done.json"
+    report.write(str(done), [{**chains.head(w), "times": {}} for w in workloads("decode", [EVERY["softmax"]], ["bfloat16"])[:3]])
+    wanted = argparse.Namespace(
+        chain=["softmax"], device="cuda:0", suite="decode", dtype=None, cols=None, part=None, lacking=[str(done)], shape=None
+    )
+    assert [w.rows for w in chains.planned(wanted)] == [256]
