@@ -6,47 +6,126 @@ path and read again at each call, and every number is watched: another value is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import keyword
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
-Getter = Callable[[], Any]
 _NUMBERS = (bool, int, float, str)
 _DEPTH = 6
 _ITEMS = 512  # of one container
 _WATCHES = 256  # a function that reads more from outside is watched no further
 
 
-@dataclass(frozen=True)
-class Watch:
-    """What a trace has baked in: where it is read, and what it was. Numbers by their spelling (0.0 is not -0.0), a
-    container by its length, anything else by identity."""
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where a value is read: a root ("value", "cell", "global" of a dictionary, "call") or a step ("attribute", "item")
+    from another place."""
 
-    get: Getter
+    kind: str
+    of: Any
+    key: Any = None
+
+    def __call__(self) -> Any:
+        """What is there now; None where nothing is."""
+        try:
+            return self._read()
+        except (AttributeError, LookupError, TypeError, ValueError):
+            return None
+
+    def _read(self) -> Any:
+        match self.kind:
+            case "value":
+                return self.of
+            case "cell":
+                return self.of.cell_contents
+            case "global":
+                return self.of[self.key]
+            case "call":
+                return self.of()
+            case "attribute":
+                return getattr(self.of._read(), self.key)
+            case _:
+                return self.of._read()[self.key]
+
+    def text(self, names: dict[str, Any]) -> str:
+        """An expression that reads it, over `names`, to which it adds its own. It may raise where nothing is there."""
+        match self.kind:
+            case "value":
+                return constant(names, self.of)
+            case "cell":
+                return f"{constant(names, self.of)}.cell_contents"
+            case "global":
+                return f"{constant(names, self.of)}[{constant(names, self.key)}]"
+            case "call":
+                return f"{constant(names, self.of)}()"
+            case "attribute":
+                base = self.of.text(names)
+                plain = self.key.isidentifier() and not keyword.iskeyword(self.key)
+                return f"{base}.{self.key}" if plain else f"getattr({base}, {constant(names, self.key)})"
+            case _:
+                return f"{self.of.text(names)}[{constant(names, self.key)}]"
+
+
+def constant(names: dict[str, Any], value: Any) -> str:
+    """The name under which `names` holds this very object, a new one where it does not yet."""
+    for name, held in names.items():
+        if held is value:
+            return name
+    name = f"k{len(names)}"
+    names[name] = value
+    return name
+
+
+def equal(now: Any, then: Any) -> bool:
+    """Numbers by their spelling (0.0 is not -0.0), anything else by identity."""
+    if now is then:
+        return True
+    if type(now) is not type(then) or not isinstance(then, _NUMBERS):
+        return False
+    return repr(now) == repr(then) if isinstance(then, float) else bool(now == then)
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, (list, tuple, dict)) else -1
+
+
+@dataclass(frozen=True, eq=False)
+class Watch:
+    """What a trace has baked in: where it is read, and what it was: "same" (a number by its spelling, anything else by
+    identity), the "length" of a container, the "repr" of an array, or what another place holds ("alike")."""
+
+    place: Place
     value: Any
+    by: str = "same"
 
     def same(self) -> bool:
         """Whether it still is what was traced."""
-        now, then = self.get(), self.value
-        if now is then:
-            return True
-        if type(now) is not type(then) or not isinstance(then, _NUMBERS):
-            return False
-        return repr(now) == repr(then) if isinstance(then, float) else bool(now == then)
+        now = self.place()
+        match self.by:
+            case "length":
+                return bool(_length(now) == self.value)
+            case "repr":
+                return bool(repr(now) == self.value)
+            case "alike":
+                return now is self.value()
+            case _:
+                return equal(now, self.value)
 
-
-def _cell(cell: CellType) -> Getter:
-    def get() -> Any:
-        try:
-            return cell.cell_contents
-        except ValueError:
-            return None
-
-    return get
+    def text(self, names: dict[str, Any]) -> str:
+        """An expression that says the same; it may raise where it is not."""
+        now = self.place.text(names)
+        if self.by == "alike":
+            return f"{now} is {self.value.text(names)}"
+        then = constant(names, self.value)
+        if self.by != "same":
+            return f"{constant(names, _length if self.by == 'length' else repr)}({now}) == {then}"
+        if self.value is None or isinstance(self.value, _NUMBERS):
+            return f"({now} is {then} or {constant(names, equal)}({now}, {then}))"
+        return f"{now} is {then}"
 
 
 def _names(code: CodeType) -> set[str]:
@@ -78,9 +157,9 @@ class _Reach:
 
     def __init__(self, fn: Any, args: Sequence[Any]) -> None:
         self.functions: dict[int, FunctionType] = {}
-        self.places: list[tuple[Getter, Any]] = []
+        self.places: list[tuple[Place, Any]] = []
         self._seen: set[int] = set()
-        self._waiting: list[tuple[Getter, Any, int]] = []
+        self._waiting: list[tuple[Place, Any, int]] = []
         self.names: set[str] = set()
         own = getattr(fn, "fn", fn)
         bound = getattr(own, "__self__", None)
@@ -88,7 +167,7 @@ class _Reach:
             bound = own  # a module, a callable object
         self._enter(fn)
         for value in ([bound] if bound is not None else []) + [a for a in args if not isinstance(a, (torch.Tensor, *_NUMBERS))]:
-            self._waiting.append((_always(value), value, _DEPTH))
+            self._waiting.append((_value(value), value, _DEPTH))
         while self._waiting:
             self._visit(*self._waiting.pop(0))
 
@@ -100,17 +179,17 @@ class _Reach:
         names = _names(f.__code__)
         self.names |= names
         for cell in f.__closure__ or ():
-            self._wait(_cell(cell))
+            self._wait(Place("cell", cell))
         for name in sorted(names):
             if name in f.__globals__:
-                self._wait(partial(f.__globals__.get, name))
-        self._wait(_attribute(_always(f), "__defaults__"))
-        self._wait(_attribute(_always(f), "__kwdefaults__"))
+                self._wait(Place("global", f.__globals__, name))
+        self._wait(Place("attribute", _value(f), "__defaults__"))
+        self._wait(Place("attribute", _value(f), "__kwdefaults__"))
 
-    def _wait(self, get: Getter, depth: int = _DEPTH) -> None:
+    def _wait(self, get: Place, depth: int = _DEPTH) -> None:
         self._waiting.append((get, get(), depth))
 
-    def _visit(self, get: Getter, value: Any, depth: int) -> None:
+    def _visit(self, get: Place, value: Any, depth: int) -> None:
         if isinstance(value, ModuleType):
             return
         self.places.append((get, value))
@@ -123,13 +202,13 @@ class _Reach:
         self._seen.add(id(value))
         if isinstance(value, (list, tuple)):
             for k in range(min(len(value), _ITEMS)):
-                self._wait(_under(get, k), depth - 1)
+                self._wait(Place("item", get, k), depth - 1)
         elif isinstance(value, dict):
             for key in list(value)[:_ITEMS]:
-                self._wait(_under(get, key), depth - 1)
+                self._wait(Place("item", get, key), depth - 1)
         elif not isinstance(value, FunctionType):
             for name in sorted(self._attributes(value)):
-                self._wait(_attribute(get, name), depth - 1)
+                self._wait(Place("attribute", get, name), depth - 1)
 
     def _attributes(self, value: Any) -> set[str]:
         """The instance's own attributes that the functions name (a module's parameters and children among them)."""
@@ -145,15 +224,15 @@ class _Reach:
         return {n for n in mine if n in self.names and not n.startswith("__")}
 
 
-def find(fn: Any, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[Getter]:
+def find(fn: Any, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[Place]:
     """For each tensor that a trace captured, how to read it again; one made in the function itself is a constant."""
     wanted = {id(t): k for k, t in enumerate(tensors)}
-    found: dict[int, Getter] = {}
+    found: dict[int, Place] = {}
     if wanted:
         for get, value in _Reach(fn, args).places:
             if id(value) in wanted:
                 found.setdefault(wanted[id(value)], get)
-    return [found.get(k, _always(t)) for k, t in enumerate(tensors)]
+    return [found.get(k, _value(t)) for k, t in enumerate(tensors)]
 
 
 def watches(fn: Any, args: Sequence[Any]) -> list[Watch]:
@@ -162,52 +241,21 @@ def watches(fn: Any, args: Sequence[Any]) -> list[Watch]:
     Of several places that hold one tensor, each is watched to go on holding the same as the first.
     """
     made: list[Watch] = []
-    first: dict[int, Getter] = {}
+    first: dict[int, Place] = {}
     for get, value in _Reach(fn, args).places:
         if isinstance(value, torch.Tensor):
             if id(value) in first:
-                made.append(Watch(_alike(first[id(value)], get), True))
+                made.append(Watch(get, first[id(value)], "alike"))
             else:
                 first[id(value)] = get
         elif isinstance(value, (list, tuple, dict)):
-            made.append(Watch(_length(get), len(value)))
+            made.append(Watch(get, len(value), "length"))
         elif isinstance(value, (*_NUMBERS, torch.dtype)) or value is None or callable(value):
             made.append(Watch(get, value))
         elif type(value).__module__ == "numpy":
-            made.append(Watch(_spelled(get), repr(value)))
-    return [*made[:_WATCHES], Watch(torch.get_default_dtype, torch.get_default_dtype())]
+            made.append(Watch(get, repr(value), "repr"))
+    return [*made[:_WATCHES], Watch(Place("call", torch.get_default_dtype), torch.get_default_dtype())]
 
 
-def _alike(one: Getter, other: Getter) -> Getter:
-    return lambda: one() is other()
-
-
-def _length(get: Getter) -> Getter:
-    def length() -> int:
-        value = get()
-        return len(value) if isinstance(value, (list, tuple, dict)) else -1
-
-    return length
-
-
-def _spelled(get: Getter) -> Getter:
-    return lambda: repr(get())
-
-
-def _always(value: Any) -> Getter:
-    return lambda: value
-
-
-def _under(get: Getter, key: Any) -> Getter:
-    return lambda: _item(get(), key)
-
-
-def _attribute(get: Getter, name: str) -> Getter:
-    return lambda: getattr(get(), name, None)
-
-
-def _item(container: Any, key: Any) -> Any:
-    try:
-        return container[key]
-    except (LookupError, TypeError):
-        return None
+def _value(value: Any) -> Place:
+    return Place("value", value)

@@ -11,17 +11,19 @@ import functools
 import inspect
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
 import torch
-from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
-from . import accuracy, capture, cost, settings
+from . import accuracy, capture, cost, flat, settings
 from .errors import InputError, LaunchError
 from .fusion import Fusion, Plan, check
 from .graph import Traced
+from .guard import MISS, Guarded, meta, never, watched
 from .lookup import Choice, Lookup, warn_once
 from .program import Bound, Program
 from .store.records import WorkloadRecord
@@ -31,13 +33,18 @@ from .workload import layouts_of, workload_of
 MAX_CALLS = 4096  # exact signatures kept a function; row counts of a server's life fit, a leak does not
 NEAR_ROWS_LOG2 = 6.0  # a config tuned at up to 64 times fewer or more rows may serve
 
+MAX_GUARDS = 1024  # of one function: each is a combination of dtypes, trailing extents, strides and devices
+
 _generation = 0
+_every: weakref.WeakSet[Fused] = weakref.WeakSet()
 
 
 def reload() -> None:
     """Forget every prepared call and look-up in this process: the next calls read the store again."""
     global _generation
     _generation += 1
+    for fused in list(_every):
+        fused._hot = never
 
 
 @dataclass(frozen=True)
@@ -77,31 +84,14 @@ class _Call:
     program: Program | None
     bound: Bound | None
     sizes: dict[str, int]
-    getters: tuple[Callable[[], torch.Tensor] | None, ...]
+    getters: tuple[capture.Place | None, ...]
     positions: tuple[int | None, ...]
     watches: tuple[capture.Watch, ...]
     metas: tuple[Any, ...]
     choice: Choice
     workload: WorkloadRecord | None
     checked: bool
-    device_index: int | None
-    single: bool
-
-
-def _meta(t: torch.Tensor) -> tuple[Any, ...]:
-    return (t.dtype, t.shape, t.stride(), t.data_ptr() & 15, t.device)
-
-
-def _watched() -> bool:
-    """Whether something looks on that must see the function's own operations: autocast, a transform, forward-mode
-    gradients, a tracer, a dispatch mode."""
-    return (
-        torch._C._is_any_autocast_enabled()
-        or torch._C._functorch.maybe_current_level() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-        or forward_ad._current_level >= 0
-        or torch._C._get_tracing_state() is not None
-    )
+    plain: bool  # every tensor starts on 16 bytes
 
 
 def _spelled(a: Any, name: str) -> tuple[Any, ...]:
@@ -115,6 +105,28 @@ def _spelled(a: Any, name: str) -> tuple[Any, ...]:
             f"{name} got an argument that is a {type(a).__name__}, no tensor and no number: pass tensors and numbers only"
         )
     return type(a), id(a)
+
+
+def _kind(args: Sequence[Any]) -> tuple[Any, ...]:
+    """What tells guards apart at little cost: they are many only where extents and dtypes are."""
+    return tuple([(a.dtype, a.shape[-1:]) if isinstance(a, torch.Tensor) else type(a) for a in args])
+
+
+def _bound(program: Program, inputs: Sequence[torch.Tensor], sizes: dict[str, int], spec: Any) -> Callable[..., Any]:
+    """A program bound to these sizes, on its own device whichever is current."""
+    if program.device.type != "cuda":
+        return program.bind(inputs, sizes, spec)
+    with torch.cuda.device(program.device):
+        bound = program.bind(inputs, sizes, spec)
+
+    def elsewhere(*given: torch.Tensor) -> Any:
+        with torch.cuda.device(program.device):
+            return bound(*given)
+
+    taken = ", ".join(f"v{k}" for k in range(len(inputs)))
+    names = {"bound": bound, "elsewhere": elsewhere, "current": torch._C._cuda_getDevice, "index": program.device.index}
+    text = f"def run({taken}):\n    return bound({taken}) if current() == index else elsewhere({taken})\n"
+    return flat.function(text, names)
 
 
 class BoundMethod:
@@ -143,9 +155,12 @@ class Fused:
         self._lock = threading.RLock()
         self._reset()
         functools.update_wrapper(self, fn)
+        _every.add(self)
 
     def _reset(self) -> None:
         self._generation = _generation
+        self._hot: Callable[..., Any] = never
+        self._guards: dict[Any, list[Guarded]] = {}
         self._calls: dict[Any, _Call] = {}
         self._traces: dict[Any, tuple[Traced, Fusion, tuple[Any, ...], tuple[capture.Watch, ...]]] = {}
         self._lookup: Lookup | None = None
@@ -170,17 +185,36 @@ class Fused:
     # ---- the hot path
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return self.fn(*args, **kwargs)
+        if not kwargs:
+            result = self._hot(*args)
+            if result is not MISS:
+                return result
+        return self._other(args, kwargs)
+
+    def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that is not the last one again: another prepared call, or a new one."""
         if self._generation != _generation:
             with self._lock:
                 if self._generation != _generation:
                     self._reset()
         if kwargs:
             args = flatten_call(self.fn, args, kwargs)
+        for guarded in self._guards.get(_kind(args), ()):
+            result = guarded.run(*args)
+            if result is not MISS:
+                self._hot = guarded.run
+                return result
+        return self._exact(args)
+
+    def _exact(self, args: tuple[Any, ...]) -> Any:
+        """A call that no guard knows, by its exact metadata."""
         if self._disabled is None:
             self._configure()
         if self._disabled or torch.compiler.is_compiling():
             return self.fn(*args)
-        if _watched():
+        if watched():
             return self.fn(*args)
         key = []
         grad = torch.is_grad_enabled()
@@ -190,7 +224,7 @@ class Fused:
                     return self.fn(*args)
                 if a.layout is not torch.strided or a.is_neg():
                     return self.fn(*args)
-                key.append(_meta(a))
+                key.append(meta(a))
             else:
                 key.append(_spelled(a, self.name))
         exact = tuple(key)
@@ -201,10 +235,10 @@ class Fused:
 
     def _fresh(self, call: _Call, grad: bool) -> bool:
         """Whether what the function closes over is still as it was traced, and needs no gradient."""
-        for get, meta in zip(call.getters, call.metas, strict=True):
+        for get, then in zip(call.getters, call.metas, strict=True):
             if get is not None:
                 t = get()
-                if not isinstance(t, torch.Tensor) or (grad and t.requires_grad) or _meta(t) != meta:
+                if not isinstance(t, torch.Tensor) or (grad and t.requires_grad) or meta(t) != then:
                     return False
         return all(w.same() for w in call.watches)
 
@@ -213,16 +247,7 @@ class Fused:
 
     def _run(self, call: _Call, args: Sequence[Any]) -> Any:
         bound = call.bound
-        if bound is None:
-            return self.fn(*args)
-        inputs = self._inputs(call, args)
-        index = call.device_index
-        if index is not None and index != torch.cuda.current_device():
-            with torch.cuda.device(index):
-                outputs = bound(inputs)
-        else:
-            outputs = bound(inputs)
-        return outputs[0] if call.single else call.traced.unflatten(outputs)
+        return self.fn(*args) if bound is None else bound(*self._inputs(call, args))
 
     # ---- preparing a call
 
@@ -232,7 +257,7 @@ class Fused:
             self._lookup = Lookup(self.name, self._store, read)
             self._disabled = read.disable
 
-    def _first(self, exact: Any, args: Sequence[Any], grad: bool) -> Any:
+    def _first(self, exact: Any, args: tuple[Any, ...], grad: bool) -> Any:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             warn_once(
                 f"capture {self.name}",
@@ -251,8 +276,27 @@ class Fused:
                 call = prepared
                 result = self._checked_run(call, args)
                 self._calls[exact] = call
+                self._guard(call, args)
                 return result
         return self._run(call, args)
+
+    def _guard(self, call: _Call, args: tuple[Any, ...]) -> None:
+        """Let a guard find this call from now on. What no guard can know (misaligned tensors) is found by `_exact`."""
+        if call.bound is None or not call.plain or self._generation != _generation:
+            return
+        inputs = self._inputs(call, args)
+        if sum(map(len, self._guards.values())) >= MAX_GUARDS:
+            self._guards = {}
+        alike = self._guards.get(_kind(args), [])
+        for guarded in alike:
+            if guarded.add(args, inputs, call.bound, MAX_CALLS):
+                self._hot = guarded.run
+                return
+        dims = [v.shape for v in call.traced.chain.inputs]
+        guarded = Guarded(args, inputs, call.positions, call.getters, dims, call.watches)
+        if guarded.add(args, inputs, call.bound, MAX_CALLS):
+            self._guards = {**self._guards, _kind(args): [guarded, *alike]}
+            self._hot = guarded.run
 
     def _trace(self, args: Sequence[Any]) -> tuple[Traced, Fusion, tuple[Any, ...], tuple[capture.Watch, ...]]:
         key = tuple(
@@ -292,19 +336,16 @@ class Fused:
         sizes = sizes_of(traced, [*args])
         if sizes is None:
             return None
-        metas = tuple(None if g is None else _meta(t) for g, t in zip(getters, inputs, strict=True))
+        metas = tuple(None if g is None else meta(t) for g, t in zip(getters, inputs, strict=True))
         positions = tuple(b.position for b in traced.bindings)
         device = next(iter(devices))
         work = workload_of(traced.chain, layouts_of(traced.chain, inputs), sizes)
         assert self._lookup is not None
         choice, program = self._lookup.choose(fusion, inputs, sizes, work, device)
         checked = choice.checked
-        bound = None if program is None else program.bind(inputs, sizes)
-        index = device.index if device.type == "cuda" else None
-        return _Call(
-            traced, program, bound, sizes, getters, positions, watched, metas, choice, work, checked, index,
-            traced.spec.is_leaf(),
-        )  # fmt: skip
+        tensors = [*inputs, *(a for a in args if isinstance(a, torch.Tensor))]
+        plain = not any(t.data_ptr() & 15 for t in tensors)
+        return _Call(traced, program, None, sizes, getters, positions, watched, metas, choice, work, checked, plain)
 
     def _checked_run(self, call: _Call, args: Sequence[Any]) -> Any:
         """The first run: a schedule that no search has checked is compared with the oracle, and eager runs if it errs."""
@@ -312,6 +353,7 @@ class Fused:
             return self.fn(*args)
         inputs = self._inputs(call, args)
         try:
+            call.bound = _bound(call.program, inputs, call.sizes, call.traced.spec)
             result = self._run(call, args)
             if not call.checked and not call.program.checked:
                 problem = _disagreement(call, inputs)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from . import ops
+from . import flat, ops
 from .chain import Value, dim_value
 from .errors import Infeasible
 from .fusion import EAGER, Fusion, Part, Plan, Segment
@@ -20,7 +21,7 @@ from .kernels.registry import BY_NAME, kind_of
 from .reference import evaluate
 
 Schedules = Sequence[Mapping[str, int | str]]
-Bound = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+Bound = Callable[..., Any]
 
 
 def physical_order(strides: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...] | None:
@@ -183,32 +184,78 @@ class Program:
             self._replay(o, values, sizes)
         return [values[o] for o in self.chain.outputs]
 
-    def bind(self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Bound:
-        """The program for inputs of exactly these sizes and strides; shapes, scalars and grids are computed once, here."""
-        if self.plan.is_eager or len(self.steps) != 1 or self.steps[0].kernel is None:
-            return self._bind_steps(inputs, sizes)
-        (step,) = self.steps
-        assert step.kernel is not None
-        segment = step.segment
-        made = [self.empty(v, sizes) for v in segment.writes]
-        held = {**dict(enumerate(inputs)), **dict(zip(segment.writes, made, strict=True))}
-        views = self._views_of(held, sizes)
+    def bind(self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int], spec: Any = None) -> Bound:
+        """The program for inputs of exactly these sizes and strides: a function of them that gives the outputs, nested as
+        `spec` (a tree of torch.utils._pytree) says, or as a list. Shapes, scalars and grids are computed once, here."""
+        arguments = ", ".join(f"v{k}" for k in range(self.chain.num_inputs))
+        lines, names = self._body(inputs, sizes)
+        names["spec"], names["unflatten"] = spec, torch.utils._pytree.tree_unflatten
+        outputs = ", ".join(f"v{o}" for o in self.chain.outputs)
+        if spec is None:
+            result = f"[{outputs}]"
+        elif spec.is_leaf():
+            result = outputs
+        elif spec.type in (tuple, list) and spec.num_nodes == spec.num_children + 1:
+            result = f"({outputs},)" if spec.type is tuple else f"[{outputs}]"
+        else:
+            result = f"unflatten([{outputs}], spec)"
+        text = "".join(f"    {line}\n" for line in (*lines, f"return {result}"))
+        return flat.function(f"def run({arguments}):\n{text}", names)
+
+    def _body(self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> tuple[list[str], dict[str, Any]]:
+        """The lines of a bound call, which make every output v<value> of the inputs v<k>, and what they name."""
+        if self.plan.is_eager:
+            every = ", ".join(f"v{k}" for k in range(self.chain.num_inputs))
+            targets = "".join(f"v{o}, " for o in self.chain.outputs)
+            return [f"{targets}= evaluate(chain, [{every}], sizes)"] if targets else [], {
+                "evaluate": evaluate, "chain": self.chain, "sizes": dict(sizes),
+            }  # fmt: skip
+        names: dict[str, Any] = {"evaluate": evaluate, "empty": empty_of(self.device), "view": _view}
+        lines: list[str] = []
+        values: dict[int, torch.Tensor] = dict(enumerate(inputs))
+        needed = {v: n for n, step in enumerate(self.steps) for v in step.segment.reads}  # the last step that reads a value
+        kept = set(self.chain.outputs) | {self.fusion.root(o) for o in self.chain.outputs} | self._shown()
+        for n, step in enumerate(self.steps):
+            segment = step.segment
+            mine = segment.sizes(sizes)
+            taken = [f"v{v}" for v in segment.reads]
+            made = [self.empty(v, sizes) for v in segment.writes]
+            if step.kernel is None:
+                names |= {f"chain{n}": segment.chain, f"sizes{n}": mine}
+                lines.append(f"{''.join(f'v{v}, ' for v in segment.writes)}= evaluate(chain{n}, [{', '.join(taken)}], sizes{n})")
+            else:
+                for v, t in zip(segment.writes, made, strict=True):
+                    names |= {f"shape{v}": tuple(t.shape), f"stride{v}": t.stride(), f"dtype{v}": t.dtype}
+                    lines.append(f"v{v} = empty(shape{v}, stride{v}, dtype{v})")
+                names[f"launch{n}"] = step.kernel.bind([values[v] for v in segment.reads], made, mine)
+                lines.append(f"launch{n}({', '.join((*taken, *(f'v{v}' for v in segment.writes)))})")
+            values.update(zip(segment.writes, made, strict=True))
+            done = [v for v, last in needed.items() if last == n and v >= self.chain.num_inputs and v not in kept]
+            if done:  # the allocator gives their memory to the next step
+                lines.append(f"del {', '.join(f'v{v}' for v in done)}")
+        views = self._views_of(values, sizes)
         if views is None:
-            return self._bind_steps(inputs, sizes)
-        launch = step.kernel.bind([inputs[v] for v in segment.reads], made, segment.sizes(sizes))
-        fresh = [(t.shape, t.stride(), t.dtype) for t in made]
-        device, empty, read, n = self.device, torch.empty_strided, segment.reads, len(inputs)
-        # where each output lies among the inputs and what the kernel writes, and how it is viewed
-        place = {v: v for v in range(self.chain.num_inputs)} | {v: n + k for k, v in enumerate(segment.writes)}
-        outputs = [(place[views[o][0]], views[o][1:]) if o in views else (place[o], None) for o in self.chain.outputs]
+            names |= {"replay": self._replay, "sizes": dict(sizes)}
+            here = sorted(set(range(self.chain.num_inputs)) | {v for s in self.steps for v in s.segment.writes if v in kept})
+            lines.append(f"held = {{{', '.join(f'{v}: v{v}' for v in here)}}}")
+            for o in self.replayed:
+                lines += [f"replay({o}, held, sizes)", f"v{o} = held[{o}]"]
+        else:
+            for o, (root, *how) in views.items():
+                names |= {f"how{o}": tuple(how)}
+                lines.append(f"v{o} = view(v{root}, *how{o})")
+        return lines, names
 
-        def run(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            outs = [empty(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in fresh]
-            launch([given[v] for v in read], outs)
-            every = [*given, *outs]
-            return [every[k] if view is None else _view(every[k], *view) for k, view in outputs]
-
-        return run
+    def _shown(self) -> set[int]:
+        """Every value that replaying the outputs' index maps reads."""
+        found: set[int] = set()
+        waiting = list(self.replayed)
+        while waiting:
+            v = waiting.pop()
+            if v not in found:
+                found.add(v)
+                waiting += self.chain.values[v].refs
+        return found
 
     def _views_of(self, held: dict[int, torch.Tensor], sizes: Mapping[str, int]) -> dict[int, View] | None:
         """How each replayed output shows an input or a written value; None where one of them is a copy."""
@@ -221,48 +268,6 @@ class Program:
                 return None
             views[o] = (root, tuple(t.shape), t.stride(), int(t.storage_offset()) - int(held[root].storage_offset()))
         return views
-
-    def _bind_steps(self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Bound:
-        if self.plan.is_eager:
-            return lambda given: evaluate(self.chain, given, sizes)
-        values: dict[int, torch.Tensor] = dict(enumerate(inputs))
-        runs: list[Callable[[dict[int, torch.Tensor]], None]] = []
-        for step in self.steps:
-            made = [self.empty(v, sizes) for v in step.segment.writes]
-            reads = [values[v] for v in step.segment.reads]
-            runs.append(self._bind_step(step, reads, made, step.segment.sizes(sizes)))
-            values.update(zip(step.segment.writes, made, strict=True))
-
-        def run(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            held = dict(enumerate(given))
-            for part in runs:
-                part(held)
-            for o in self.replayed:
-                self._replay(o, held, sizes)
-            return [held[o] for o in self.chain.outputs]
-
-        return run
-
-    def _bind_step(
-        self, step: Step, reads: Sequence[torch.Tensor], made: Sequence[torch.Tensor], mine: Mapping[str, int]
-    ) -> Callable[[dict[int, torch.Tensor]], None]:
-        segment, device = step.segment, self.device
-        if step.kernel is None:
-
-            def eager(held: dict[int, torch.Tensor]) -> None:
-                outs = evaluate(segment.chain, [held[v] for v in segment.reads], mine)
-                held.update(zip(segment.writes, outs, strict=True))
-
-            return eager
-        launch = step.kernel.bind(reads, made, mine)
-        fresh = [(t.shape, t.stride(), t.dtype) for t in made]
-
-        def kernel(held: dict[int, torch.Tensor]) -> None:
-            outs = [torch.empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in fresh]
-            launch([held[v] for v in segment.reads], outs)
-            held.update(zip(segment.writes, outs, strict=True))
-
-        return kernel
 
     def empty(self, value: int, sizes: Mapping[str, int]) -> torch.Tensor:
         """Fresh memory for a value, laid out as eager lays it out."""
@@ -278,6 +283,15 @@ class Program:
             sub, reads, symbols = self.chain.subchain([value], [value])
             segment = self._views[value] = Segment((value,), sub, reads, (value,), tuple(symbols.items()))
         (values[value],) = evaluate(segment.chain, [values[r] for r in segment.reads], segment.sizes(sizes))
+
+
+def empty_of(device: torch.device) -> Callable[..., torch.Tensor]:
+    """What allocates (shape, strides, dtype) on the current device of this type: torch's own short cut past its dispatcher
+    where it has one."""
+    from torch._C._dynamo import guards
+
+    found: Callable[..., torch.Tensor] | None = getattr(guards, f"_empty_strided_{device.type}", None)
+    return found or (lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype, device=device))
 
 
 View = tuple[int, tuple[int, ...], tuple[int, ...], int]

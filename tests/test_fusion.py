@@ -134,7 +134,7 @@ def test_more_rows_than_it_was_made_for() -> None:
         x = data(rows, 24)
         for mine, right in zip(made([x], {"s0": rows}), fn(x), strict=True):
             assert torch.allclose(mine, right, rtol=1e-5, atol=1e-6)
-        for mine, right in zip(made.bind([x], {"s0": rows})([x]), fn(x), strict=True):
+        for mine, right in zip(made.bind([x], {"s0": rows})(x), fn(x), strict=True):
             assert torch.allclose(mine, right, rtol=1e-5, atol=1e-6)
 
 

@@ -9,24 +9,26 @@ from typing import Any
 
 import torch
 
-from .. import ops
+from .. import flat, ops
 from ..chain import Chain
 from ..errors import LaunchError
 from .base import Launch, Source
 from .layout import Layout, Operand, bind
 from .lower import Lowered
 
-Run = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
-_forked = False
+Run = Callable[..., None]  # of the inputs and outputs, one after the other
 
 
-def _nothing(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+def _nothing(*tensors: torch.Tensor) -> None:
     """The launch of a kernel that has no element to write."""
 
 
+class _Process:
+    forked = False  # OpenMP's threads do not survive a fork: a parallel region in the child can hang
+
+
 def _note_fork() -> None:
-    global _forked
-    _forked = True  # OpenMP's threads do not survive a fork: a parallel region in the child can hang
+    _Process.forked = True
 
 
 os.register_at_fork(after_in_child=_note_fork)
@@ -53,7 +55,7 @@ class Kernel:
 
     def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> None:
         """Run on the current stream (or this thread), writing `outputs`. Raises LaunchError where the launch fails."""
-        self.bind(inputs, outputs, sizes)(inputs, outputs)
+        self.bind(inputs, outputs, sizes)(*inputs, *outputs)
 
     def bind(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Run:
         """A run for tensors of exactly these sizes and strides: what can be computed once is computed here."""
@@ -67,17 +69,23 @@ class Kernel:
         return self._bind_triton(inputs, outputs, sizes)
 
     def _bind_c(self, inputs: int, outputs: int, scalars: Sequence[int]) -> Run:
-        ins_type, outs_type = ctypes.c_void_p * max(1, inputs), ctypes.c_void_p * outputs
-        numbers = (ctypes.c_int64 * max(1, len(scalars)))(*scalars)
-        loaded, threads = self.loaded, self.source.threads
-
-        def launch(ins: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
-            loaded(
-                ins_type(*[t.data_ptr() for t in ins]), outs_type(*[t.data_ptr() for t in outs]), numbers,
-                1 if _forked else threads,
-            )  # fmt: skip
-
-        return launch
+        pointers = [f"t{k}.data_ptr()" for k in range(inputs + outputs)]
+        text = (
+            f"def run({', '.join(f't{k}' for k in range(inputs + outputs))}):\n"
+            f"    kernel(ins({', '.join(pointers[:inputs])}), outs({', '.join(pointers[inputs:])}), numbers,\n"
+            "        1 if process.forked else threads)\n"
+        )
+        return flat.function(
+            text,
+            {
+                "kernel": self.loaded,
+                "ins": ctypes.c_void_p * max(1, inputs),
+                "outs": ctypes.c_void_p * outputs,
+                "numbers": (ctypes.c_int64 * max(1, len(scalars)))(*scalars),
+                "process": _Process,
+                "threads": self.source.threads,
+            },
+        )
 
     def grid(self, launch: Launch, outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The number of programs along each axis of a launch's grid."""
@@ -106,44 +114,62 @@ class Kernel:
         return [(rows * n, ops.TORCH[dtype]) for dtype, n in self.source.workspaces]
 
     def _bind_triton(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Run:
-        device = outputs[0].device
+        """Each launch compiled for tensors like these, and launched on the stream that is current at the call."""
+        count, device = len(inputs), outputs[0].device
         work = self.workspaces(sizes)
-        parts = []
-        for launch, jit in zip(self.source.launches, self.loaded, strict=True):
+        samples = [torch.empty(n, dtype=dtype, device=device) for n, dtype in work]
+        names: dict[str, Any] = {"index": device.index}
+        lines = []
+        for number, (launch, jit) in enumerate(zip(self.source.launches, self.loaded, strict=True)):
             grid = self.grid(launch, outputs, sizes)
             if not all(grid):
                 continue
             options = launch.options(self.source.fuse_products)
-            parts.append((jit[grid], launch, self.arguments(launch, inputs, outputs, sizes), options))
-        if len(parts) == 1 and not work and parts[0][1].outputs == tuple(range(len(outputs))):
-            jit, launch, scalars, options = parts[0]
-            reads = launch.inputs
+            scalars = self.arguments(launch, inputs, outputs, sizes)
+            taken = [
+                *(f"t{k}" for k in launch.inputs), *(f"t{count + k}" for k in launch.outputs),
+                *(f"w{k}" for k in launch.workspaces), *(f"n{number}_{k}" for k in range(len(scalars))),
+            ]  # fmt: skip
+            names |= {f"n{number}_{k}": n for k, n in enumerate(scalars)}
+            if not hasattr(jit, "device_caches"):  # the interpreter
+                names |= {f"run{number}": jit[grid], f"options{number}": options}
+                lines.append(f"run{number}({', '.join(taken)}, **options{number})")
+                continue
+            tensors = [
+                *(inputs[k] for k in launch.inputs),
+                *(outputs[k] for k in launch.outputs),
+                *(samples[k] for k in launch.workspaces),
+            ]
+            compiled = jit.warmup(*tensors, *scalars, grid=grid, **options)
+            names["stream_of"] = torch._C._cuda_getCurrentRawStream
+            names |= {f"g{number}_{k}": n for k, n in enumerate((*grid, 1, 1)[:3])}
+            # `run` loads the module, on the current device
+            names |= {f"run{number}": compiled.run, f"f{number}": compiled.function, f"m{number}": compiled.packed_metadata}
+            place = ", ".join(f"g{number}_{k}" for k in range(3))
+            lines.append(f"run{number}({place}, stream_of(index), f{number}, m{number}, None, None, None, {', '.join(taken)})")
+        if not lines:
+            return _nothing
+        if work:
+            names["workspaces"] = self._workspaces(work, device)
+            lines.insert(0, f"{', '.join(f'w{k}' for k in range(len(work)))}, = workspaces()")
+        arguments = ", ".join(f"t{k}" for k in range(count + len(outputs)))
+        return flat.function(f"def run({arguments}):\n" + "".join(f"    {line}\n" for line in lines), names)
 
-            def run(ins: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
-                jit(*[ins[k] for k in reads], *outs, *scalars, **options)
-
-            return run
-
-        passing = [(k, n, dtype) for k, (n, dtype) in enumerate(work) if k not in self.source.kept]
+    def _workspaces(self, work: Sequence[tuple[int, torch.dtype]], device: torch.device) -> Callable[[], list[torch.Tensor]]:
+        """What gives a call its workspaces: fresh memory, or what the last call on this stream left."""
         kept: dict[int, dict[int, torch.Tensor]] = {}  # by stream: calls on one stream follow each other
 
         def cleared() -> dict[int, torch.Tensor]:
             return {k: torch.zeros(work[k][0], dtype=work[k][1], device=device) for k in self.source.kept}
 
-        def workspaces() -> dict[int, torch.Tensor]:
-            held = {k: torch.empty(n, dtype=dtype, device=device) for k, n, dtype in passing}
+        def workspaces() -> list[torch.Tensor]:
+            held: dict[int, torch.Tensor] = {}
             if self.source.kept:
                 stream = torch.cuda.current_stream(device).cuda_stream
                 if torch.cuda.is_current_stream_capturing():  # two graphs may run beside each other: each clears its own
-                    held |= cleared()
+                    held = cleared()
                 else:
-                    held |= kept.get(stream) or kept.setdefault(stream, cleared())
-            return held
+                    held = kept.get(stream) or kept.setdefault(stream, cleared())
+            return [held[k] if k in held else torch.empty(n, dtype=dtype, device=device) for k, (n, dtype) in enumerate(work)]
 
-        def run_all(ins: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
-            held = workspaces()
-            for jit, launch, scalars, options in parts:
-                tensors = [*(ins[k] for k in launch.inputs), *(outs[k] for k in launch.outputs)]
-                jit(*tensors, *(held[k] for k in launch.workspaces), *scalars, **options)
-
-        return run_all
+        return workspaces

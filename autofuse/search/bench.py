@@ -25,7 +25,7 @@ from ..kernels import build
 from ..kernels.base import Limits, Source
 from ..kernels.launch import Kernel
 from ..kernels.registry import BY_NAME
-from ..program import Layouts, Program, allocate
+from ..program import Layouts, Program, allocate, empty_of
 from ..reference import evaluate
 from .check import Case, Checker, Fill, make_cases
 from .measure import Timing, input_sets, interleave, prepare, turn
@@ -208,11 +208,11 @@ class Bench:
         sample = [self._empty(v, self.sizes) for v in segment.writes]
         launch = kernel.bind(sets[0], sample, mine)
         layout = [(tuple(t.shape), t.stride(), t.dtype) for t in sample]
-        device, empty = self.device, torch.empty_strided
+        empty = empty_of(self.device)
 
         def call(k: int) -> list[torch.Tensor]:
-            made = [empty(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in layout]
-            launch(sets[k], made)
+            made = [empty(shape, stride, dtype) for shape, stride, dtype in layout]
+            launch(*sets[k], *made)
             return made
 
         return call
@@ -292,7 +292,7 @@ class _Recorded:
 
 def _bound_call(program: Program, sets: Sequence[Sequence[torch.Tensor]], sizes: Mapping[str, int]) -> Call:
     bound = program.bind(sets[0], sizes)
-    return lambda k: bound(sets[k])
+    return lambda k: bound(*sets[k])
 
 
 def runner(program: Program) -> Callable[[Sequence[torch.Tensor], Mapping[str, int], Fill], list[torch.Tensor]]:
