@@ -31,7 +31,6 @@ from .trace import flatten_call, sizes_of, trace
 from .workload import layouts_of, workload_of
 
 MAX_CALLS = 4096  # exact signatures kept a function; row counts of a server's life fit, a leak does not
-NEAR_ROWS_LOG2 = 6.0  # a config tuned at up to 64 times fewer or more rows may serve
 
 MAX_GUARDS = 1024  # of one function: each is a combination of dtypes, trailing extents, strides and devices
 
