@@ -66,7 +66,7 @@ def launches(fused: Any, args: Sequence[torch.Tensor]) -> dict[str, Callable[[],
     (call,) = fused._calls.values()
     (step,) = call.program.steps
     kernel, sizes = step.kernel, step.segment.sizes(call.sizes)
-    out = call.program.empty(step.segment.writes[0], call.sizes)
+    out: torch.Tensor = call.program.empty(step.segment.writes[0], call.sizes)
     (launch,) = kernel.source.launches
     reads = [args[v] for v in step.segment.reads]
     scalars = kernel.arguments(launch, reads, [out], sizes)
