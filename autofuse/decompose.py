@@ -12,15 +12,11 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from . import ops
 from .chain import INPUT, Arg, Chain, Dim, Dtype, Ref, Size, Value, dim_factors, map_arg
 from .errors import TraceError, UnsupportedOp
 from .graph import Reader
-from .trace import HINT
 
 
 @lru_cache
@@ -79,6 +75,11 @@ def _decompose(value: Value, reads: tuple[Value, ...]) -> Chain:
     decomposition, or one that does not end in operations of the table.
     """
     from torch._dynamo.source import ConstantSource
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+    from .trace import HINT
 
     env = ShapeEnv(duck_shape=False, specialize_zero_one=True)
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)

@@ -22,12 +22,11 @@ from torch.compiler import is_dynamo_compiling
 from . import accuracy, capture, cost, flat, settings
 from .errors import InputError, LaunchError
 from .fusion import Fusion, Plan, check
-from .graph import Traced
 from .guard import MISS, Guarded, meta, never, watched
 from .lookup import Choice, Lookup, warn_once
 from .program import Bound, Program
 from .store.records import WorkloadRecord
-from .trace import flatten_call, sizes_of, trace
+from .traced import Traced, flatten_call, sizes_of
 from .workload import layouts_of, workload_of
 
 MAX_CALLS = 4096  # exact signatures kept a function; row counts of a server's life fit, a leak does not
@@ -315,6 +314,8 @@ class Fused:
         with contextlib.suppress(ValueError):  # a callable without a signature
             inspect.signature(self.fn).bind(*args)  # a TypeError here is the caller's own
         watched = tuple(capture.watches(self.fn, args))
+        from .trace import trace  # a third of a second of sympy, for whoever traces at all
+
         traced = trace(self.fn, args)
         fusion = check(traced.chain, traced.lines, self.name)
         constants = [b.tensor for b in traced.bindings if b.position is None and b.tensor is not None]

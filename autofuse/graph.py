@@ -4,43 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from . import ops
 from .chain import INPUT, Arg, Chain, Dim, Dtype, Ref, Size, Value, dim_factors, make_dim, map_arg
 from .errors import TraceError, UnsupportedOp
+from .traced import Binding, Traced
+
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 aten = torch.ops.aten
-
-
-@dataclass(frozen=True)
-class Binding:
-    """Where an input of the chain comes from: an argument's position, or a tensor that the function closes over."""
-
-    position: int | None
-    tensor: torch.Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Traced:
-    """A chain with what binds it to a call: one Binding an input, how outputs nest, which sizes must be equal.
-
-    `lines` says for each operation where the function first calls it ("file:line"), for messages.
-    """
-
-    chain: Chain
-    bindings: tuple[Binding, ...]
-    spec: Any
-    lines: Mapping[str, str] = field(default_factory=dict, compare=False)
-
-    def unflatten(self, outputs: Sequence[Any]) -> Any:
-        """The outputs nested as the function returns them."""
-        return torch.utils._pytree.tree_unflatten(list(outputs), self.spec)
 
 
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.abspath(__file__)) + os.sep)

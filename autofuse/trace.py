@@ -27,7 +27,8 @@ from torch.overrides import TorchFunctionMode
 
 from . import ops
 from .errors import AutofuseError, TraceError, UnsupportedOp
-from .graph import Reader, Traced, at_line, internal
+from .graph import Reader, at_line, internal
+from .traced import Traced, sizes_of
 
 aten = torch.ops.aten
 Rows = frozenset[tuple[int, int]]  # (argument, axis): what varies from call to call
@@ -111,22 +112,6 @@ def _trace_ones(fn: Callable[..., Any], args: Sequence[Any], ones: bool | None, 
             return traced
         raise
     return traced if traced.chain.at(few) == fixed.chain else fixed
-
-
-def sizes_of(traced: Traced, args: Sequence[Any]) -> dict[str, int] | None:
-    """The row symbols' sizes at these arguments, or None where the chain does not fit them."""
-    sizes: dict[str, int] = {}
-    for value, bound in zip(traced.chain.inputs, traced.bindings, strict=True):
-        tensor: Any = bound.tensor if bound.position is None else args[bound.position]
-        if len(tensor.shape) != len(value.shape):
-            return None
-        for dim, n in zip(value.shape, tensor.shape, strict=True):
-            if isinstance(dim, int):
-                if dim != n:
-                    return None
-            elif sizes.setdefault(dim, n) != n:
-                return None
-    return sizes
 
 
 def _fake_args(
@@ -309,18 +294,3 @@ def _stack_line(stack: Any) -> str:
         if path and not internal(path):
             found = f"{path}:{frame.lineno}"
     return found
-
-
-def flatten_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The positional arguments of a call, defaults filled in. Raises what the call itself would: TypeError."""
-    if not kwargs:
-        return tuple(args)
-    signature = inspect.signature(fn)
-    bound = signature.bind(*args, **kwargs)
-    kinds = {name: p.kind for name, p in signature.parameters.items()}
-    only = [k for k in kwargs if kinds.get(k) is not inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    if only:  # what cannot be passed by position
-        names = ", ".join(only)
-        raise TraceError(f"{getattr(fn, '__name__', fn)} got {names} as keyword-only: make it an ordinary parameter")
-    bound.apply_defaults()
-    return bound.args

@@ -40,7 +40,8 @@ from autofuse.device import default_device, describe, environment
 from autofuse.search.measure import Sampler, Timing, ceilings, choose_protocol, input_sets, interleave, prepare, turn
 from autofuse.search.tuner import Tuner
 from autofuse.store.store import Store
-from autofuse.trace import sizes_of, trace
+from autofuse.trace import trace
+from autofuse.traced import sizes_of
 from autofuse.workload import layouts_of, workload_of
 from benchmarks import peers
 from benchmarks.report import OURS, Row, key, merge, read, report, write

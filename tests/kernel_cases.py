@@ -21,7 +21,8 @@ from autofuse.program import Layouts, Program
 from autofuse.reference import evaluate
 from autofuse.search.check import Case, Checker, Fill
 from autofuse.settings import read
-from autofuse.trace import sizes_of, trace
+from autofuse.trace import trace
+from autofuse.traced import sizes_of
 
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 LIMITS = {

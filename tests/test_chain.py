@@ -16,7 +16,8 @@ from torch import Tensor
 from autofuse.chain import INPUT, Chain, Dtype, Ref, Size, Value, dim_factors, dim_value, instantiate, make_dim
 from autofuse.errors import AutofuseError
 from autofuse.reference import evaluate
-from autofuse.trace import sizes_of, trace
+from autofuse.trace import trace
+from autofuse.traced import sizes_of
 from examples.entries import CATALOGUE, Entry
 from tests.kernel_cases import data, same
 

@@ -17,7 +17,8 @@ from autofuse.kernels.layout import Operand, layout_of
 from autofuse.kernels.registry import kind_of
 from autofuse.program import Layouts
 from autofuse.settings import read
-from autofuse.trace import sizes_of, trace
+from autofuse.trace import trace
+from autofuse.traced import sizes_of
 from tests.kernel_cases import LAYOUTS, LIMITS, Knobs, data, floats, run
 
 Fn = Callable[..., Any]

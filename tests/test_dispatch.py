@@ -384,6 +384,19 @@ def test_the_runtime_imports_neither_search_nor_sqlalchemy(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
 
 
+def test_the_import_brings_nothing_heavy() -> None:
+    code = (
+        "import sys, torch\n"
+        "before = set(sys.modules)\n"
+        "import autofuse\n"
+        "autofuse.fuse(lambda x: x + 1)\n"
+        "new = {m for m in set(sys.modules) - before if m.split('.')[0] != 'autofuse'}\n"
+        "assert new <= {'sqlite3', 'sqlite3.dbapi2', '_sqlite3'}, new\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_damaged_object_in_the_cache_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOFUSE_CACHE", str(tmp_path / "cache"))
     x = torch.randn(4, 8)

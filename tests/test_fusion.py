@@ -15,7 +15,8 @@ from autofuse.errors import Infeasible, InputError, UnsupportedOp
 from autofuse.fusion import MAX_CUTS, Fusion, Part, Plan, check
 from autofuse.program import Layouts, Program
 from autofuse.settings import read
-from autofuse.trace import sizes_of, trace
+from autofuse.trace import trace
+from autofuse.traced import sizes_of
 from tests.kernel_cases import LIMITS, data, run
 
 X = data(5, 24)

@@ -21,7 +21,8 @@ from autofuse.kernels.lower import Lowered
 from autofuse.kernels.mathmode import MODES
 from autofuse.kernels.registry import kind_of
 from autofuse.program import Layouts
-from autofuse.trace import sizes_of, trace
+from autofuse.trace import trace
+from autofuse.traced import sizes_of
 from examples.catalogue import mish_add, rope, softmax
 from examples.entries import CATALOGUE, Entry
 from tests.kernel_cases import LAYOUTS, LIMITS, SHAPES, VALUES, Knobs, data, floats, offset, run, sliced, transposed, turned

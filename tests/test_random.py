@@ -22,7 +22,8 @@ from autofuse.errors import InputError, UnsupportedOp
 from autofuse.fusion import check
 from autofuse.program import Layouts, Program
 from autofuse.settings import read
-from autofuse.trace import sizes_of, trace
+from autofuse.trace import trace
+from autofuse.traced import sizes_of
 from tests.kernel_cases import LAYOUTS, LIMITS, NAN, data, run
 from tests.test_kernels import FEW_FORMS, TILES
 

@@ -17,7 +17,8 @@ from autofuse.kernels.base import Limits
 from autofuse.kernels.resources import Resources, compile_for, resources
 from autofuse.program import Layouts
 from autofuse.settings import read
-from autofuse.trace import sizes_of, trace
+from autofuse.trace import trace
+from autofuse.traced import sizes_of
 from examples.catalogue import softmax
 from examples.entries import CATALOGUE
 from tests.kernel_cases import data, turned

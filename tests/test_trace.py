@@ -14,7 +14,8 @@ from torch import Tensor
 from autofuse.errors import AutofuseError, TraceError, UnsupportedOp
 from autofuse.fusion import check
 from autofuse.reference import evaluate
-from autofuse.trace import flatten_call, sizes_of, trace
+from autofuse.trace import trace
+from autofuse.traced import flatten_call, sizes_of
 from tests.kernel_cases import data, run, same
 
 X, Y = data(6, 24), data(6, 24, seed=1)

@@ -169,7 +169,8 @@ def test_a_study_skips_what_was_measured() -> None:
     from autofuse.kernels.base import Limits
     from autofuse.kernels.registry import kind_of
     from autofuse.program import Layouts
-    from autofuse.trace import sizes_of, trace
+    from autofuse.trace import trace
+    from autofuse.traced import sizes_of
 
     args = (torch.randn(8, 256),)
     traced = trace(lambda x: torch.softmax(x, -1), args)

@@ -20,12 +20,12 @@ from ..chain import Chain
 from ..device import limits
 from ..errors import Infeasible
 from ..fusion import EAGER, Fusion, Part, Plan
-from ..graph import Traced
 from ..kernels.registry import kind_of
 from ..program import Layouts
 from ..result import Progress, ProgressCallback
 from ..store.records import ChainRecord, ConfigRecord, ScheduleRecord, TrialRecord, WorkloadRecord
 from ..store.store import Store
+from ..traced import Traced
 from ..workload import describe as describe_workload
 from ..workload import layout_class, layouts_of, workload_of
 from .client import Worker

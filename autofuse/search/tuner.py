@@ -17,7 +17,8 @@ from ..kernels.mathmode import MODES
 from ..result import ProgressCallback, Tuned, TuneResult
 from ..store.records import ChainRecord, ConfigRecord
 from ..store.store import Store
-from ..trace import flatten_call, sizes_of, trace
+from ..trace import trace
+from ..traced import flatten_call, sizes_of
 from ..workload import describe as describe_workload
 from .client import Worker
 from .measure import ceilings

@@ -15,7 +15,8 @@ from autofuse.fusion import Fusion
 from autofuse.kernels.base import Limits
 from autofuse.search.client import Worker
 from autofuse.search.recipes import recipes_of
-from autofuse.trace import sizes_of, trace
+from autofuse.trace import trace
+from autofuse.traced import sizes_of
 
 HERE = Path(__file__).parent
 
