@@ -89,6 +89,14 @@ def equal(now: Any, then: Any) -> bool:
     return repr(now) == repr(then) if isinstance(then, float) else bool(now == then)
 
 
+def still(names: dict[str, Any], now: str, then: Any) -> str:
+    """An expression that says whether `now` is `equal` to what was there."""
+    name = constant(names, then)
+    if isinstance(then, _NUMBERS):
+        return f"({now} is {name} or {constant(names, equal)}({now}, {name}))"
+    return f"{now} is {name}"
+
+
 def _length(value: Any) -> int:
     return len(value) if isinstance(value, (list, tuple, dict)) else -1
 
@@ -120,12 +128,9 @@ class Watch:
         now = self.place.text(names)
         if self.by == "alike":
             return f"{now} is {self.value.text(names)}"
-        then = constant(names, self.value)
-        if self.by != "same":
-            return f"{constant(names, _length if self.by == 'length' else repr)}({now}) == {then}"
-        if self.value is None or isinstance(self.value, _NUMBERS):
-            return f"({now} is {then} or {constant(names, equal)}({now}, {then}))"
-        return f"{now} is {then}"
+        if self.by == "same":
+            return still(names, now, self.value)
+        return f"{constant(names, _length if self.by == 'length' else repr)}({now}) == {constant(names, self.value)}"
 
 
 def _names(code: CodeType) -> set[str]:

@@ -30,7 +30,6 @@ from .traced import Traced, flatten_call, sizes_of
 from .workload import layouts_of, workload_of
 
 MAX_CALLS = 4096  # exact signatures kept a function; row counts of a server's life fit, a leak does not
-
 MAX_GUARDS = 1024  # of one function: each is a combination of dtypes, trailing extents, strides and devices
 
 _generation = 0
@@ -89,7 +88,6 @@ class _Call:
     choice: Choice
     workload: WorkloadRecord | None
     checked: bool
-    plain: bool  # every tensor starts on 16 bytes
 
 
 def _spelled(a: Any, name: str) -> tuple[Any, ...]:
@@ -210,9 +208,7 @@ class Fused:
         """A call that no guard knows, by its exact metadata."""
         if self._disabled is None:
             self._configure()
-        if self._disabled or torch.compiler.is_compiling():
-            return self.fn(*args)
-        if watched():
+        if self._disabled or torch.compiler.is_compiling() or watched():
             return self.fn(*args)
         key = []
         grad = torch.is_grad_enabled()
@@ -280,19 +276,19 @@ class Fused:
 
     def _guard(self, call: _Call, args: tuple[Any, ...]) -> None:
         """Let a guard find this call from now on. What no guard can know (misaligned tensors) is found by `_exact`."""
-        if call.bound is None or not call.plain or self._generation != _generation:
+        if call.bound is None or self._generation != _generation:
             return
         inputs = self._inputs(call, args)
         if sum(map(len, self._guards.values())) >= MAX_GUARDS:
             self._guards = {}
         alike = self._guards.get(_kind(args), [])
         for guarded in alike:
-            if guarded.add(args, inputs, call.bound, MAX_CALLS):
+            if guarded.add(args, call.bound, MAX_CALLS):
                 self._hot = guarded.run
                 return
         dims = [v.shape for v in call.traced.chain.inputs]
         guarded = Guarded(args, inputs, call.positions, call.getters, dims, call.watches)
-        if guarded.add(args, inputs, call.bound, MAX_CALLS):
+        if guarded.add(args, call.bound, MAX_CALLS):
             self._guards = {**self._guards, _kind(args): [guarded, *alike]}
             self._hot = guarded.run
 
@@ -343,9 +339,7 @@ class Fused:
         assert self._lookup is not None
         choice, program = self._lookup.choose(fusion, inputs, sizes, work, device)
         checked = choice.checked
-        tensors = [*inputs, *(a for a in args if isinstance(a, torch.Tensor))]
-        plain = not any(t.data_ptr() & 15 for t in tensors)
-        return _Call(traced, program, None, sizes, getters, positions, watched, metas, choice, work, checked, plain)
+        return _Call(traced, program, None, sizes, getters, positions, watched, metas, choice, work, checked)
 
     def _checked_run(self, call: _Call, args: Sequence[Any]) -> Any:
         """The first run: a schedule that no search has checked is compared with the oracle, and eager runs if it errs."""

@@ -14,7 +14,7 @@ import torch
 from torch.autograd import forward_ad
 
 from . import flat
-from .capture import Place, Watch, constant, equal
+from .capture import Place, Watch, constant, still
 
 MISS = object()
 """What a guard answers for a call that it was not made for."""
@@ -25,10 +25,6 @@ Run = Callable[..., Any]
 def never(*args: Any) -> Any:
     """The guard of a function without a prepared call."""
     return MISS
-
-
-def _passed(*inputs: torch.Tensor) -> bool:
-    return True
 
 
 def watched() -> bool:
@@ -84,13 +80,9 @@ class Guarded:
             conditions.append("not grad()")
         for k, a in enumerate(args):
             if not isinstance(a, torch.Tensor):
-                same = constant(names, a)
-                # (numbers by their spelling, objects by identity)
-                conditions.append(f"(a{k} is {same} or {constant(names, equal)}(a{k}, {same}))")
+                conditions.append(still(names, f"a{k}", a))
         conditions += [w.text(names) for w in watches]
         pointers = " | ".join(f"{text}.data_ptr()" for text in tensors)
-        self._key_of = flat.function(f"def run({', '.join(f'{t}' for t in tensors)}):\n    return {_tuple(keys)}\n", {})
-        self._tensors = [self._reader(text, args, inputs, texts) for text in tensors]
         parameters = "".join(f"a{k}=MISS, " for k in range(len(args)))
         body = [
             "if rest or forward._current_level >= 0 or modes(): return MISS",
@@ -105,26 +97,17 @@ class Guarded:
         ]
         text = f"def run({parameters}*rest):\n" + "".join(f"    {line}\n" for line in body)
         self.run = flat.function(text, names)
-        self._passes = flat.function(text, names | {"get": lambda key: _passed})
+        self._key_of = flat.function(text, names | {"get": lambda key: lambda *inputs: key})
 
-    @staticmethod
-    def _reader(
-        text: str, args: Sequence[Any], inputs: Sequence[torch.Tensor], texts: Sequence[str]
-    ) -> Callable[[Sequence[Any], Sequence[torch.Tensor]], torch.Tensor]:
-        if text[0] == "a":
-            position = int(text[1:])
-            return lambda given, _: given[position]
-        number = texts.index(text)
-        return lambda _, given: given[number]
-
-    def add(self, args: Sequence[Any], inputs: Sequence[torch.Tensor], run: Run, most: int) -> bool:
+    def add(self, args: Sequence[Any], run: Run, most: int) -> bool:
         """Bind a run of the chain's inputs to these row counts, where a call with these arguments passes the guard; says
         whether it does."""
-        if self._passes(*args) is MISS:
+        key = self._key_of(*args)
+        if key is MISS:
             return False
         if len(self._bound) >= most:
             self._bound.clear()
-        self._bound[self._key_of(*(read(args, inputs) for read in self._tensors))] = run
+        self._bound[key] = run
         return True
 
 
@@ -141,7 +124,7 @@ def _tensors(
 
     if hasattr(guards, "TensorGuards"):
         made = guards.TensorGuards(*tensors.values(), dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        names["check"], names["guards"] = made.check, made
+        names["check"] = made.check
         return f"check({', '.join(tensors)})"
     names["watched"], names["strided"] = watched, torch.strided
     made_of = []

@@ -67,11 +67,11 @@ def launches(fused: Any, args: Sequence[torch.Tensor]) -> dict[str, Callable[[],
     (step,) = call.program.steps
     kernel, sizes = step.kernel, step.segment.sizes(call.sizes)
     out: torch.Tensor = call.program.empty(step.segment.writes[0], call.sizes)
-    (launch,) = kernel.source.launches
     reads = [args[v] for v in step.segment.reads]
-    scalars = kernel.arguments(launch, reads, [out], sizes)
     empty, shape, strides, dtype = empty_of(out.device), tuple(out.shape), out.stride(), out.dtype
     if out.device.type == "cpu":
+        (launch,) = kernel.source.launches
+        scalars = kernel.arguments(launch, reads, [out], sizes)
         numbers = (ctypes.c_int64 * max(1, len(scalars)))(*scalars)
         ins = (ctypes.c_void_p * len(reads))(*[t.data_ptr() for t in reads])
         outs = (ctypes.c_void_p * 1)(out.data_ptr())
@@ -88,10 +88,9 @@ def launches(fused: Any, args: Sequence[torch.Tensor]) -> dict[str, Callable[[],
             return out  # whose memory `outs` points to
 
         return {"launch": launch_alone, "bare": bare}
-    (jit,) = kernel.loaded
-    grid, options = kernel.grid(launch, [out], sizes), launch.options(kernel.source.fuse_products)
-    compiled = jit.warmup(*reads, out, *scalars, grid=grid, **options)
-    run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
+    (part,) = kernel.compile(reads, [out], sizes)
+    jit, grid, scalars, options = part.jit, part.grid, part.scalars, part.options
+    run, function, packed = part.binary.run, part.binary.function, part.binary.packed_metadata
     g0, g1, g2 = (*grid, 1, 1)[:3]
     stream = torch.cuda.current_stream().cuda_stream
 

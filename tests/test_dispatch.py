@@ -38,6 +38,12 @@ def make(rows: int = 6, cols: int = 96, dtype: torch.dtype = torch.float32, seed
     return torch.randn(rows, cols).to(dtype), torch.randn(rows, cols).to(dtype), torch.randn(cols).to(dtype)
 
 
+def in_a_new_process(code: str, *options: str, env: dict[str, str] | None = None) -> None:
+    """Run code in a Python of its own, which must succeed."""
+    done = subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+
+
 pytestmark = pytest.mark.usefixtures("own_store")
 
 
@@ -380,8 +386,7 @@ def test_the_runtime_imports_neither_search_nor_sqlalchemy(tmp_path: Path) -> No
         "bad = [m for m in ('optuna', 'alembic', 'sqlalchemy', 'pydantic', 'autofuse.search') if m in sys.modules]\n"
         "assert not bad, bad\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    in_a_new_process(code)
 
 
 def test_the_import_brings_nothing_heavy() -> None:
@@ -393,8 +398,7 @@ def test_the_import_brings_nothing_heavy() -> None:
         "new = {m for m in set(sys.modules) - before if m.split('.')[0] != 'autofuse'}\n"
         "assert new <= {'sqlite3', 'sqlite3.dbapi2', '_sqlite3'}, new\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    in_a_new_process(code)
 
 
 def test_a_damaged_object_in_the_cache_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,8 +411,7 @@ def test_a_damaged_object_in_the_cache_is_built_again(tmp_path: Path, monkeypatc
         "assert torch.allclose(f(x), x.exp() - 3) and f.explain(x).tier == 'heuristic'\n"
     )
     for _ in range(2):
-        done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        in_a_new_process(code, "-W", "error")
         (library,) = (tmp_path / "cache" / "cpu").glob("*.so")
         library.write_bytes(library.read_bytes()[:100])
     assert x.shape == (4, 8)
@@ -426,5 +429,4 @@ def test_without_a_compiler_eager_runs_with_one_warning(tmp_path: Path) -> None:
         "assert len(w) == 1 and 'no C compiler was found' in str(w[0].message), [str(x.message) for x in w]\n"
     )
     env = {**os.environ, "PATH": str(tmp_path), "CC": "", "AUTOFUSE_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
-    assert done.returncode == 0, done.stderr
+    in_a_new_process(code, env=env)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,6 +38,19 @@ os.register_at_fork(after_in_child=_note_fork)
 def operand_of(tensor: torch.Tensor) -> Operand:
     """Sizes and strides of a tensor."""
     return Operand(tuple(tensor.shape), tuple(tensor.stride()))
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A Triton launch with its grid, scalar arguments and compiler options, and the kernel compiled for them: None in the
+    interpreter."""
+
+    launch: Launch
+    jit: Any
+    grid: tuple[int, ...]
+    scalars: list[int]
+    options: Mapping[str, int | bool]
+    binary: Any
 
 
 class Kernel:
@@ -113,38 +127,46 @@ class Kernel:
         rows = self._rows(sizes)
         return [(rows * n, ops.TORCH[dtype]) for dtype, n in self.source.workspaces]
 
-    def _bind_triton(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Run:
-        """Each launch compiled for tensors like these, and launched on the stream that is current at the call."""
-        count, device = len(inputs), outputs[0].device
-        work = self.workspaces(sizes)
-        samples = [torch.empty(n, dtype=dtype, device=device) for n, dtype in work]
-        names: dict[str, Any] = {"index": device.index}
-        lines = []
-        for number, (launch, jit) in enumerate(zip(self.source.launches, self.loaded, strict=True)):
+    def compile(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> list[Compiled]:
+        """Each Triton launch that has a program to run at these sizes, compiled for tensors like these and not launched.
+        Raises what Triton raises."""
+        work = [torch.empty(n, dtype=dtype, device=outputs[0].device) for n, dtype in self.workspaces(sizes)]
+        made = []
+        for launch, jit in zip(self.source.launches, self.loaded, strict=True):
             grid = self.grid(launch, outputs, sizes)
             if not all(grid):
                 continue
             options = launch.options(self.source.fuse_products)
             scalars = self.arguments(launch, inputs, outputs, sizes)
+            binary = None
+            if hasattr(jit, "device_caches"):  # the interpreter's functions have none
+                given = [inputs[k] for k in launch.inputs] + [outputs[k] for k in launch.outputs]
+                binary = jit.warmup(*given, *(work[k] for k in launch.workspaces), *scalars, grid=grid, **options)
+            made.append(Compiled(launch, jit, grid, scalars, options, binary))
+        return made
+
+    def _bind_triton(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Run:
+        """Each launch compiled for tensors like these, and launched on the stream that is current at the call."""
+        count, device = len(inputs), outputs[0].device
+        work = self.workspaces(sizes)
+        names: dict[str, Any] = {"index": device.index}
+        lines = []
+        for number, part in enumerate(self.compile(inputs, outputs, sizes)):
+            launch, scalars = part.launch, part.scalars
             taken = [
                 *(f"t{k}" for k in launch.inputs), *(f"t{count + k}" for k in launch.outputs),
                 *(f"w{k}" for k in launch.workspaces), *(f"n{number}_{k}" for k in range(len(scalars))),
             ]  # fmt: skip
             names |= {f"n{number}_{k}": n for k, n in enumerate(scalars)}
-            if not hasattr(jit, "device_caches"):  # the interpreter
-                names |= {f"run{number}": jit[grid], f"options{number}": options}
+            if part.binary is None:
+                names |= {f"run{number}": part.jit[part.grid], f"options{number}": part.options}
                 lines.append(f"run{number}({', '.join(taken)}, **options{number})")
                 continue
-            tensors = [
-                *(inputs[k] for k in launch.inputs),
-                *(outputs[k] for k in launch.outputs),
-                *(samples[k] for k in launch.workspaces),
-            ]
-            compiled = jit.warmup(*tensors, *scalars, grid=grid, **options)
+            binary = part.binary
             names["stream_of"] = torch._C._cuda_getCurrentRawStream
-            names |= {f"g{number}_{k}": n for k, n in enumerate((*grid, 1, 1)[:3])}
+            names |= {f"g{number}_{k}": n for k, n in enumerate((*part.grid, 1, 1)[:3])}
             # `run` loads the module, on the current device
-            names |= {f"run{number}": compiled.run, f"f{number}": compiled.function, f"m{number}": compiled.packed_metadata}
+            names |= {f"run{number}": binary.run, f"f{number}": binary.function, f"m{number}": binary.packed_metadata}
             place = ", ".join(f"g{number}_{k}" for k in range(3))
             lines.append(f"run{number}({place}, stream_of(index), f{number}, m{number}, None, None, None, {', '.join(taken)})")
         if not lines:

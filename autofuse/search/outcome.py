@@ -55,19 +55,9 @@ def compile_triton(
     kernel: Kernel, reads: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int],
 ) -> dict[str, Any]:  # fmt: skip
     """Compile for these arguments without launching. Raises what Triton raises."""
-    if not all(hasattr(jit, "warmup") for jit in kernel.loaded) or not all(t.numel() for t in outputs):
+    if not all(t.numel() for t in outputs):
         return {}
-    work = [torch.empty(n, dtype=dtype, device=outputs[0].device) for n, dtype in kernel.workspaces(sizes)]
-    made = []
-    for launch, jit in zip(kernel.source.launches, kernel.loaded, strict=True):
-        tensors = [*(reads[k] for k in launch.inputs), *(outputs[k] for k in launch.outputs), *(work[k] for k in launch.workspaces)]
-        made.append(
-            jit.warmup(
-                *tensors, *kernel.arguments(launch, reads, outputs, sizes), grid=kernel.grid(launch, outputs, sizes),
-                **launch.options(kernel.source.fuse_products),
-            )
-        )  # fmt: skip
-    return facts([m for m in made if m is not None])
+    return facts([part.binary for part in kernel.compile(reads, outputs, sizes) if part.binary is not None])
 
 
 def facts(compiled: Sequence[Any]) -> dict[str, Any]:
