@@ -15,6 +15,7 @@ from autofuse.kernels.mathmode import MODES
 from examples.entries import CATALOGUE, Entry
 from tests import test_columns as columns
 from tests.kernel_cases import Knobs, data, right, run
+from tests.test_kernels import Fn, saturated, sines
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda:0"
@@ -187,6 +188,16 @@ def test_hard_values() -> None:
     wide = torch.randn(2, 70000, device=DEVICE)
     wide[1, :60000] = -torch.inf
     right(soft, (wide,), autofuse.fuse(soft)(wide))
+
+
+@pytest.mark.parametrize("math", MODES)
+@pytest.mark.parametrize("fn", [torch.sin, torch.cos])
+def test_sines(fn: Fn, math: str) -> None:
+    sines(fn, math, DEVICE)
+
+
+def test_fp8_saturates() -> None:
+    saturated(DEVICE)
 
 
 def test_more_than_two_to_the_31_elements() -> None:

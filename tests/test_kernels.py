@@ -435,24 +435,59 @@ EARLY: dict[str, Knobs] = {
 }  # fmt: skip
 
 
-@pytest.mark.interpret
-@pytest.mark.parametrize("math", MODES)
-@pytest.mark.parametrize("fn", [torch.sin, torch.cos])
-def test_sines(fn: Fn, math: str) -> None:
-    """Of every magnitude, near multiples of pi / 2, and of what has no sine; rows of near arguments alone are as exact."""
+def sines(fn: Fn, math: str, device: str = "cpu") -> None:
+    """A sine of every magnitude, near multiples of pi / 2, and of what has none; rows of near arguments alone are as exact."""
     g = torch.Generator().manual_seed(3)
     wide = torch.exp2(torch.empty(8, 256, dtype=torch.float64).uniform_(-30, 127.9, generator=g)).float()
     near = (torch.arange(-1024, 1024).double() * (torch.pi / 2)).float().view(8, 256)
     worst = torch.tensor([16367173 * 2.0**72, 1e5, 100000.01, -1e5, 3.4e38, 8.5e37, 1e-40, 0.0]).repeat(8, 32)
-    for x in (wide, -wide, near, worst, data(8, 256) * 4):
-        y = run(lambda x: fn(x), (x,), "cuda", {"math": math})
-        assert y.message == ""
-        error = (y.outputs[0].double() - fn(x.double())).abs()
-        assert float(error.max()) < 1.6e-7  # the interpreter fuses no product
+    for x in (wide, -wide, near, worst, data(8, 256) * 4, wide[:1, :7]):
+        y = run(lambda x: fn(x), (x.to(device),), "cuda", {"math": math})
+        assert math == "approx" or y.message == ""
+        error = (y.outputs[0].cpu().double() - fn(x.double())).abs()
+        assert float(error.max()) < (4e-6 if math == "approx" else 1.6e-7)  # the interpreter fuses no product
     special = torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0, 0.0, 1.0, 2e5, -3.0] * 4).view(1, 32)
-    (got,) = run(lambda x: fn(x), (special,), "cuda", {"math": math}).outputs
+    got = run(lambda x: fn(x), (special.to(device),), "cuda", {"math": math}).outputs[0].cpu()
     assert got[0, :3].isnan().all() and not got[0, 3:8].isnan().any()
     assert fn is torch.cos or torch.signbit(got[0, 3:5]).tolist() == [True, False]
+    scalar = run(lambda x, s: x * fn(s), (data(4, 8).to(device), torch.tensor(2e5, device=device)), "cuda", {"math": math})
+    assert math == "approx" or scalar.message == ""
+    assert torch.allclose(scalar.outputs[0].cpu(), data(4, 8) * fn(torch.tensor(2e5)), rtol=2e-6)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("math", MODES)
+@pytest.mark.parametrize("fn", [torch.sin, torch.cos])
+def test_sines(fn: Fn, math: str) -> None:
+    sines(fn, math)
+
+
+def to_fp8(x: torch.Tensor) -> torch.Tensor:
+    return x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+
+
+def saturated(device: str = "cpu") -> None:
+    """What lies past fp8's range becomes its largest number, with a clamp and without one; NaN stays NaN, -0.0 is kept."""
+    x = torch.tensor([1e4, -1e4, 448.0, 464.0, 465.0, torch.inf, -torch.inf, torch.nan, -0.0, 0.0, 1e-9, 0.07] * 3).view(3, 12)
+    wanted = x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+    for fn in (to_fp8, lambda x: x.to(torch.float8_e4m3fn)):
+        y = run(fn, (x.to(device),), "cuda").outputs[0].cpu()
+        assert torch.equal(y.view(torch.uint8)[:, :7], wanted.view(torch.uint8)[:, :7])
+        assert torch.equal(y.view(torch.uint8)[:, 8:], wanted.view(torch.uint8)[:, 8:])
+        assert y.float()[:, 7].isnan().all()
+
+
+@pytest.mark.interpret
+def test_fp8_saturates() -> None:
+    saturated()
+
+
+@pytest.mark.interpret
+def test_minus_zero() -> None:
+    x = torch.tensor([[0.0, -0.0, 1.0, -2.0]])
+    for math in MODES:
+        (y,) = run(torch.neg, (x,), "cuda", {"math": math}).outputs
+        assert torch.equal(y, -x) and torch.equal(torch.signbit(y), torch.signbit(-x))
 
 
 @pytest.mark.interpret

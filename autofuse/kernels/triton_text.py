@@ -19,7 +19,7 @@ from .expr import FLOATS, Access, Builder, Expr, walk
 from .layout import INDEX, Address, Addressing
 from .lower import Lowered
 from .roles import Store
-from .trig import TRIG
+from .trig import FAR, FAR_IN_TRITON, TRIG
 
 TYPES = {
     "float32": "tl.float32", "float64": "tl.float64", "bfloat16": "tl.bfloat16", "float16": "tl.float16",
@@ -78,12 +78,24 @@ def af_again16(x):
 def af_again32(x):
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=True, pack=1)
 """,
+    # the hardware's conversion saturates, infinities too, and keeps NaN; a GPU without one has no e4m3 in Triton
+    "af_e4m3": "@triton.jit\ndef af_e4m3(x):\n    return x.to(tl.float8e4nv)\n",
+    # two elements in two instructions, where a conversion takes three; a thread may have less than two
+    "af_wide": """@triton.jit
+def af_wide(x):
+    if x.numel < 2 * tl.extra.cuda.num_threads():
+        return x.to(tl.float32)
+    else:
+        both: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+        return tl.inline_asm_elementwise(both, "=r,=r,r", [x], dtype=tl.float32, is_pure=True, pack=2)
+""",
     # the next kernel may start now, and waits where this one waits here: for all that the kernel before it has written
     "af_overlap": """@triton.jit
 def af_overlap():
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
 """,
+    "af_far": FAR,
     "af_trig": TRIG,
     "af_rcp": """@triton.jit
 def af_rcp(x):
@@ -96,8 +108,15 @@ def af_tanh(x):
 }
 # what stands for them in the interpreter, which runs no assembly
 STAND_INS = {
+    "af_far": FAR_IN_TRITON,
     "af_overlap": "@triton.jit\ndef af_overlap():\n    pass\n",
     **{f"af_again{n}": f"@triton.jit\ndef af_again{n}(x):\n    return x\n" for n in (8, 16, 32)},
+    "af_e4m3": """@triton.jit
+def af_e4m3(x):
+    x = tl.maximum(x, -448.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(x, 448.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
+""",
+    "af_wide": "@triton.jit\ndef af_wide(x):\n    return x.to(tl.float32)\n",
     "af_rcp": "@triton.jit\ndef af_rcp(x):\n    return 1.0 / x\n",
     "af_tanh": """@triton.jit
 def af_tanh(x):
@@ -322,7 +341,7 @@ class TritonPrinter(Printer):
             # made opaque at once, two share a register from here on
             text = f"{self.use('af_again16')}({self._emit(e)}.to({TYPES[self.rounds[e.number]]}))"
             self.raw[e.number] = (self.assign(text, "t", "k"), True)
-        return self.assign(f"{self._again(e.number, 2)}.to({TYPES[e.dtype]})", "t", "x")
+        return self.assign(self._widened(self._again(e.number, 2), self.rounds[e.number], e.dtype), "t", "x")
 
     def fetch_early(self, e: Expr) -> None:
         """Load a tile now that is used later, so that it is on its way while a reduction waits."""
@@ -365,8 +384,14 @@ class TritonPrinter(Printer):
         if storage == "bool":
             text = f"({text} != 0)"
         elif storage != e.dtype:
-            text += f".to({TYPES[e.dtype]})"
+            text = self._widened(text, storage, e.dtype) if kind == "t" else f"{text}.to({TYPES[e.dtype]})"
         return self.assign(text, kind, "x")
+
+    def _widened(self, text: str, storage: str, dtype: str) -> str:
+        """A tile in the dtype that is computed in."""
+        if (storage, dtype) == ("bfloat16", "float32"):
+            return f"{self.use('af_wide')}({text})"
+        return f"{text}.to({TYPES[dtype]})"
 
     # ---- pairs: columns 2k and 2k + 1 are read and written as one run, not as two with gaps
 
@@ -493,12 +518,14 @@ class TritonPrinter(Printer):
 
     def rounded(self, x: Expr, storage: str, space: tuple[str, ...] | None) -> str:
         """`x` converted to a storage dtype; finite fp8 overflow saturates, NaN stays NaN."""
-        text = self.typed(x, space)
         limit = FP8_MAX.get(storage)
-        if limit is not None and not _within(x, limit):
-            nan = "propagate_nan=tl.PropagateNan.ALL"
-            text = f"tl.minimum(tl.maximum({text}, {-limit}, {nan}), {limit}, {nan})"
-        return f"{text}.to({TYPES[storage]})"
+        if limit is None:
+            return f"{self.typed(x, space)}.to({TYPES[storage]})"
+        x = _unclamped(x, limit)
+        if storage == "float8_e4m3fn" and x.dtype == "float32":
+            return f"{self.use('af_e4m3')}({self.typed(x, space)})"
+        nan = "propagate_nan=tl.PropagateNan.ALL"
+        return f"tl.minimum(tl.maximum({self.typed(x, space)}, {-limit}, {nan}), {limit}, {nan}).to({TYPES[storage]})"
 
     def use(self, name: str) -> str:
         self.prelude.add(name)
@@ -570,8 +597,8 @@ class TritonPrinter(Printer):
                 return f"1.0 / tl.sqrt({x})"
             return f"tl.div_rn(tl.full((), 1.0, tl.float32), tl.sqrt_rn({x}))" if self.math == "exact" else f"tl.rsqrt({x})"
         if op in ("sin", "cos") and e.dtype == "float32":
-            self.use("af_trig")
-            return f"af_{op}({self.typed(e.args[0], space)})"
+            self.prelude |= {"af_far", "af_trig"}
+            return f"af_{op}({self.typed(e.args[0], space)}, {self.math == 'approx'})"
         if op in CALLS:
             return f"{CALLS[op]}({x})"
         if op in HARDWARE:
@@ -579,7 +606,7 @@ class TritonPrinter(Printer):
         if op == "pow":
             raise Infeasible("pow of float64 has no accurate Triton form")
         if op == "neg":
-            return f"-{x}"
+            return f"{x} * -1.0" if real else f"-{x}"  # -x is 0 - x, which is 0.0 of 0.0
         if op == "not":
             return f"~{x}" if e.dtype != "bool" else f"{x} == 0"
         if op == "isnan":
@@ -683,13 +710,10 @@ def _as_run(a: Address, space: tuple[str, ...]) -> Address:
     return replace(a, cols=tuple((axis, 1 if axis == space[-1] else f, arg) for axis, f, arg in a.cols))
 
 
-def _within(e: Expr, limit: float) -> bool:
-    """Whether a value is clamped to the limit already."""
-    if e.op not in ("min", "max") or len(e.args) != 2:
-        return False
-    bound = Builder.number(e.args[1])
-    other = e.args[0]
-    if bound is None or other.op not in ("min", "max") or other.op == e.op:
-        return False
-    second = Builder.number(other.args[1])
-    return second is not None and abs(float(bound)) <= limit and abs(float(second)) <= limit and bound * second < 0
+def _unclamped(e: Expr, limit: float) -> Expr:
+    """What a value is before it is clamped to [-limit, limit], which a saturating conversion does anyway."""
+    found, bounds = e, {}
+    while found.op in ("min", "max") and found.op not in bounds and Builder.number(found.args[1]) is not None:
+        bounds[found.op] = Builder.number(found.args[1])
+        found = found.args[0]
+    return found if bounds == {"min": limit, "max": -limit} else e
