@@ -13,13 +13,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, overload
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from . import accuracy, capture, cost, flat, settings
+from . import accuracy, capture, cost, flat, operator, settings
 from .errors import InputError, LaunchError
 from .fusion import Fusion, Plan, check
 from .guard import MISS, Guarded, meta, never, watched
@@ -151,6 +152,7 @@ class Fused:
         self._lock = threading.RLock()
         self._reset()
         functools.update_wrapper(self, fn)
+        self.handle = operator.register(self)
         _every.add(self)
 
     def _reset(self) -> None:
@@ -182,7 +184,7 @@ class Fused:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
-            return self.fn(*args, **kwargs)
+            return operator.in_graph(self, args, kwargs)
         if not kwargs:
             result = self._hot(*args)
             if result is not MISS:
@@ -208,7 +210,11 @@ class Fused:
         """A call that no guard knows, by its exact metadata."""
         if self._disabled is None:
             self._configure()
-        if self._disabled or torch.compiler.is_compiling() or watched():
+        if self._disabled:
+            return self.fn(*args)
+        if torch.compiler.is_compiling():
+            return operator.in_graph(self, args, {})
+        if watched():
             return self.fn(*args)
         key = []
         grad = torch.is_grad_enabled()
@@ -312,7 +318,11 @@ class Fused:
         watched = tuple(capture.watches(self.fn, args))
         from .trace import trace  # a third of a second of sympy, for whoever traces at all
 
-        traced = trace(self.fn, args)
+        if operator.below_autograd():
+            with ThreadPoolExecutor(1) as apart:  # a thread of its own has nothing excluded
+                traced = apart.submit(trace, self.fn, args).result()
+        else:
+            traced = trace(self.fn, args)
         fusion = check(traced.chain, traced.lines, self.name)
         constants = [b.tensor for b in traced.bindings if b.position is None and b.tensor is not None]
         getters = iter(capture.find(self.fn, args, constants))
