@@ -24,6 +24,7 @@ from . import accuracy, capture, cost, flat, operator, settings
 from .errors import InputError, LaunchError
 from .fusion import Fusion, Plan, check
 from .guard import MISS, Guarded, meta, never, watched
+from .into import Into, bare
 from .lookup import Choice, Lookup, warn_once
 from .program import Bound, Program
 from .store.records import WorkloadRecord
@@ -91,6 +92,21 @@ class _Call:
     checked: bool
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared call as what binds it anew needs it. `most`: row counts kept."""
+
+    bound: Bound
+    bind_into: Callable[[Sequence[torch.Tensor]], Bound]
+    inputs: Sequence[torch.Tensor]
+    positions: Sequence[int | None]
+    places: Sequence[capture.Place | None]
+    watches: Sequence[capture.Watch]
+    dims: Sequence[Sequence[int | str]]
+    outputs: Sequence[Sequence[int | str]]
+    most: int = MAX_CALLS
+
+
 def _spelled(a: Any, name: str) -> tuple[Any, ...]:
     """An argument that is no tensor, as part of a key: numbers by spelling (1 is not 1.0), objects by identity."""
     if a is None or isinstance(a, (bool, int, float, str, torch.dtype)):
@@ -109,20 +125,20 @@ def _kind(args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple([(a.dtype, a.shape[-1:]) if isinstance(a, torch.Tensor) else type(a) for a in args])
 
 
-def _bound(program: Program, inputs: Sequence[torch.Tensor], sizes: dict[str, int], spec: Any) -> Callable[..., Any]:
-    """A program bound to these sizes, on its own device whichever is current."""
+def _bound(program: Program, taken: int, bind: Callable[[], Bound]) -> Bound:
+    """A program bound to a call of so many tensors, on its own device whichever is current."""
     if program.device.type != "cuda":
-        return program.bind(inputs, sizes, spec)
+        return bind()
     with torch.cuda.device(program.device):
-        bound = program.bind(inputs, sizes, spec)
+        bound = bind()
 
     def elsewhere(*given: torch.Tensor) -> Any:
         with torch.cuda.device(program.device):
             return bound(*given)
 
-    taken = ", ".join(f"v{k}" for k in range(len(inputs)))
+    given = ", ".join(f"v{k}" for k in range(taken))
     names = {"bound": bound, "elsewhere": elsewhere, "current": torch._C._cuda_getDevice, "index": program.device.index}
-    text = f"def run({taken}):\n    return bound({taken}) if current() == index else elsewhere({taken})\n"
+    text = f"def run({given}):\n    return bound({given}) if current() == index else elsewhere({given})\n"
     return flat.function(text, names)
 
 
@@ -150,14 +166,18 @@ class Fused:
         self.name: str = name or str(getattr(fn, "__name__", type(fn).__name__))
         self._store = store
         self._lock = threading.RLock()
+        self.own_out = False
         self._reset()
         functools.update_wrapper(self, fn)
         self.handle = operator.register(self)
+        with contextlib.suppress(ValueError, TypeError):  # a callable without a signature
+            self.own_out = "out" in inspect.signature(fn).parameters
         _every.add(self)
 
     def _reset(self) -> None:
         self._generation = _generation
         self._hot: Callable[..., Any] = never
+        self._into = Into(self)
         self._guards: dict[Any, list[Guarded]] = {}
         self._calls: dict[Any, _Call] = {}
         self._traces: dict[Any, tuple[Traced, Fusion, tuple[Any, ...], tuple[capture.Watch, ...]]] = {}
@@ -198,6 +218,10 @@ class Fused:
                 if self._generation != _generation:
                     self._reset()
         if kwargs:
+            if "out" in kwargs and not self.own_out:
+                out = kwargs.pop("out")
+                args = flatten_call(self.fn, args, kwargs)
+                return self._into(args, out) if out is not None else self(*args)
             args = flatten_call(self.fn, args, kwargs)
         for guarded in self._guards.get(_kind(args), ()):
             result = guarded.run(*args)
@@ -216,22 +240,28 @@ class Fused:
             return operator.in_graph(self, args, {})
         if watched():
             return self.fn(*args)
-        key = []
         grad = torch.is_grad_enabled()
-        for a in args:
-            if isinstance(a, torch.Tensor):
-                if (grad and a.requires_grad) or (type(a) is not torch.Tensor and type(a) is not torch.nn.Parameter):
-                    return self.fn(*args)
-                if a.layout is not torch.strided or a.is_neg():
-                    return self.fn(*args)
-                key.append(meta(a))
-            else:
-                key.append(_spelled(a, self.name))
-        exact = tuple(key)
+        exact = self._signature(args, grad)
+        if exact is None:
+            return self.fn(*args)
         call = self._calls.get(exact)
         if call is None or not self._fresh(call, grad):
             return self._first(exact, args, grad)
         return self._run(call, args)
+
+    def _signature(self, args: Sequence[Any], grad: bool) -> tuple[Any, ...] | None:
+        """All metadata of a call, or None where only the eager function is right."""
+        key = []
+        for a in args:
+            if isinstance(a, torch.Tensor):
+                if (grad and a.requires_grad) or (type(a) is not torch.Tensor and type(a) is not torch.nn.Parameter):
+                    return None
+                if a.layout is not torch.strided or a.is_neg():
+                    return None
+                key.append(meta(a))
+            else:
+                key.append(_spelled(a, self.name))
+        return tuple(key)
 
     def _fresh(self, call: _Call, grad: bool) -> bool:
         """Whether what the function closes over is still as it was traced, and needs no gradient."""
@@ -357,7 +387,8 @@ class Fused:
             return self.fn(*args)
         inputs = self._inputs(call, args)
         try:
-            call.bound = _bound(call.program, inputs, call.sizes, call.traced.spec)
+            bind = functools.partial(call.program.bind, inputs, call.sizes, call.traced.spec)
+            call.bound = _bound(call.program, len(inputs), bind)
             result = self._run(call, args)
             if not call.checked and not call.program.checked:
                 problem = _disagreement(call, inputs)
@@ -376,6 +407,39 @@ class Fused:
             call.program = call.bound = None
             call.choice = Choice("eager", str(e), Plan(()))
             return instead
+
+    # ---- for callers that own memory, or guard by themselves
+
+    def ready(self, args: tuple[Any, ...]) -> Prepared | None:
+        """The call with these arguments, prepared by running it once if it is new; None where the eager function runs."""
+        grad = torch.is_grad_enabled()
+        exact = self._signature(args, grad)
+        if exact not in self._calls or self._generation != _generation:
+            self(*args)
+        if exact is None or self._disabled or torch.compiler.is_compiling() or watched():
+            return None
+        call = self._calls.get(exact)
+        if call is None or call.bound is None or call.program is None or not self._fresh(call, grad):
+            return None
+        program, inputs, sizes, chain = call.program, self._inputs(call, args), call.sizes, call.traced.chain
+
+        def bind_into(outs: Sequence[torch.Tensor]) -> Bound:
+            return _bound(program, len(inputs) + len(outs), functools.partial(program.bind_into, inputs, outs, sizes))
+
+        return Prepared(
+            call.bound, bind_into, inputs, call.positions, call.getters, call.watches,
+            [v.shape for v in chain.inputs], [chain.values[o].shape for o in chain.outputs],
+        )  # fmt: skip
+
+    def prepare(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        """The bare call for arguments like these, for engines that guard by themselves: a function of the same arguments,
+        by position, that launches with nothing looked at.
+
+        Right only for tensors of the same shapes, strides, dtypes, device and 16-byte alignment, with nothing that needs a
+        gradient. Runs the function once; gives the eager function where a call would run that.
+        """
+        args = flatten_call(self.fn, args, kwargs)
+        return bare(self.ready(args), self.fn, len(args))
 
     # ---- looking inside
 

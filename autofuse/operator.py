@@ -149,6 +149,16 @@ def _nested(structure: tuple[Any, ...], leaves: Sequence[torch.Tensor]) -> Any:
     return tuple(parts) if kind == "tuple" else parts
 
 
+def _copied(result: Any, out: Any) -> Any:
+    """The outputs of a call, left in `out`."""
+    if isinstance(out, torch.Tensor):
+        out.copy_(result)
+    else:
+        for t, y in zip(torch.utils._pytree.tree_leaves(out), torch.utils._pytree.tree_leaves(result), strict=True):
+            t.copy_(y)
+    return out
+
+
 def below_autograd() -> bool:
     """Whether this thread is inside an operator's kernel, where nothing can be traced."""
     return bool(torch._C._dispatch_tls_is_dispatch_key_excluded("AutogradOther"))
@@ -156,6 +166,9 @@ def below_autograd() -> bool:
 
 def in_graph(fused: Fused, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """A call that is being traced into a graph."""
+    out = kwargs.get("out") if not fused.own_out else None
+    if out is not None:
+        return _copied(in_graph(fused, args, {k: v for k, v in kwargs.items() if k != "out"}), out)
     tensors, numbers, texts = [], [], []
     fits = not torch.is_autocast_enabled("cpu") and not torch.is_autocast_enabled("cuda")
     for name, a in [*[("", a) for a in args], *kwargs.items()]:

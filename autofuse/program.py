@@ -202,8 +202,27 @@ class Program:
         text = "".join(f"    {line}\n" for line in (*lines, f"return {result}"))
         return flat.function(f"def run({arguments}):\n{text}", names)
 
-    def _body(self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> tuple[list[str], dict[str, Any]]:
-        """The lines of a bound call, which make every output v<value> of the inputs v<k>, and what they name."""
+    def bind_into(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Bound:
+        """As `bind`, for a function of the inputs and of tensors like `outputs`, which get the chain's outputs. Kernels write
+        what lies in memory as eager lays it out; the rest is copied. No output may share memory with an input."""
+        given = [f"o{k}" for k in range(len(outputs))]
+        owned: dict[int, str] = {}
+        written = {v for step in self.steps if step.kernel is not None for v in step.segment.writes}
+        for name, value, t in zip(given, self.chain.outputs, outputs, strict=True):
+            if value in written and t.numel() and t.stride() == self.empty(value, sizes).stride():
+                owned.setdefault(value, name)
+        lines, names = self._body(inputs, sizes, owned)
+        for name, value in zip(given, self.chain.outputs, strict=True):
+            if owned.get(value) != name:
+                lines.append(f"{name}.copy_(v{value})")
+        arguments = ", ".join([*(f"v{k}" for k in range(self.chain.num_inputs)), *given])
+        return flat.function(f"def run({arguments}):\n" + "".join(f"    {line}\n" for line in lines or ["pass"]), names)
+
+    def _body(
+        self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int], owned: Mapping[int, str] | None = None
+    ) -> tuple[list[str], dict[str, Any]]:
+        """The lines of a bound call, which make every output v<value> of the inputs v<k>, and what they name. `owned`: the
+        names of tensors that kernels write values into."""
         if self.plan.is_eager:
             every = ", ".join(f"v{k}" for k in range(self.chain.num_inputs))
             targets = "".join(f"v{o}, " for o in self.chain.outputs)
@@ -225,6 +244,9 @@ class Program:
                 lines.append(f"{''.join(f'v{v}, ' for v in segment.writes)}= evaluate(chain{n}, [{', '.join(taken)}], sizes{n})")
             else:
                 for v, t in zip(segment.writes, made, strict=True):
+                    if owned and v in owned:
+                        lines.append(f"v{v} = {owned[v]}")
+                        continue
                     names |= {f"shape{v}": tuple(t.shape), f"stride{v}": t.stride(), f"dtype{v}": t.dtype}
                     lines.append(f"v{v} = empty(shape{v}, stride{v}, dtype{v})")
                 names[f"launch{n}"] = step.kernel.bind([values[v] for v in segment.reads], made, mine)
