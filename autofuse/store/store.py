@@ -3,6 +3,7 @@ open while a caller builds or measures a kernel. Errors of the database come out
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, CursorResult, Engine, delete, func, insert, select, update
 
 from ..errors import InputError, StoreError
-from . import facts, queries, schema
+from . import demands, facts, queries, schema
 from .engine import make_engine, reading, writing
 from .models import RUN_STATES, Best, Config, Run, Trial
 from .records import (
@@ -18,6 +19,7 @@ from .records import (
     BestRecord,
     ChainRecord,
     ConfigRecord,
+    DemandRecord,
     DeviceRecord,
     EnvironmentRecord,
     ScheduleRecord,
@@ -199,7 +201,24 @@ class Store:
                 connection.execute(insert(Best), rows)
             return len(rows)
 
+    def add_demand(self, missed: Sequence[DemandRecord]) -> None:
+        """Add calls to what is counted as demand. A workload that has a winner on its device is left out."""
+        with writing(self.engine) as connection:
+            for record in missed:
+                demands.add(connection, record)
+
+    def drop_demand(self, workload_uid: str, device_uid: str) -> None:
+        """Forget the demand for a workload on a device, of every tier: it has been tuned."""
+        with writing(self.engine) as connection:
+            demands.drop(connection, workload_uid, device_uid)
+
     # Reading
+
+    def demand(self, device_uid: str | None = None, limit: int | None = None) -> list[dict[str, Any]]:
+        """What was called without being tuned: rows of v_demand with `graph` (the chain's), by the time lost, calls that a
+        near row count served last."""
+        with reading(self.engine) as connection:
+            return demands.rows(connection, device_uid, limit)
 
     def segment_trials(self, device_uid: str, environment_uid: str, workload_uid: str, protocol: str) -> list[TrialRecord]:
         """All trials of a segment's workload in one place, of any status and run, oldest first. A schedule may
