@@ -12,8 +12,8 @@ from . import facts
 from .models import Best, Demand, Device, UtcDateTime, Workload
 from .records import DemandRecord
 
-NEAR = "near rows"
-"""The tier of calls that a config tuned at another row count serves: less is lost by them, so they are listed last."""
+UNTUNED = ("heuristic", "eager")
+"""The tiers of calls that the store has nothing for; what others lose to a config tuned nearby is less, and listed last."""
 
 TYPES: dict[str, TypeEngine[Any]] = {
     "sizes": JSON(), "extents": JSON(), "first_seen": UtcDateTime(), "last_seen": UtcDateTime(),
@@ -51,8 +51,9 @@ def drop(connection: Connection, workload_uid: str, device_uid: str) -> None:
 
 
 def rows(connection: Connection, device_uid: str | None, limit: int | None) -> list[dict[str, Any]]:
-    """Rows of v_demand with the chain's graph and the workload's extents, by the time lost, near row counts last."""
-    values: dict[str, Any] = {"near": NEAR}
+    """Rows of v_demand with the chain's graph and the workload's extents, by the time lost; what a config tuned nearby serves
+    comes last."""
+    values: dict[str, Any] = dict(zip(("none", "least"), UNTUNED, strict=True))
     where = ends = ""
     if device_uid is not None:
         where, values["device"] = "WHERE v.device_uid = :device", device_uid
@@ -61,6 +62,6 @@ def rows(connection: Connection, device_uid: str | None, limit: int | None) -> l
     query = (
         "SELECT v.*, c.graph, w.extents FROM v_demand v JOIN chain c ON c.uid = v.chain_key "
         f"JOIN workload w ON w.uid = v.workload_uid {where} "
-        f"ORDER BY CASE WHEN v.tier = :near THEN 1 ELSE 0 END, v.lost_s DESC, v.calls DESC, v.demand_id {ends}"
+        f"ORDER BY CASE WHEN v.tier IN (:none, :least) THEN 0 ELSE 1 END, v.lost_s DESC, v.calls DESC, v.demand_id {ends}"
     )
     return [dict(row) for row in connection.execute(text(query).columns(**TYPES), values).mappings()]

@@ -215,8 +215,8 @@ class Store:
     # Reading
 
     def demand(self, device_uid: str | None = None, limit: int | None = None) -> list[dict[str, Any]]:
-        """What was called without being tuned: rows of v_demand with `graph` (the chain's), by the time lost, calls that a
-        near row count served last."""
+        """What was called without being tuned: rows of v_demand with `graph` (the chain's), by the time lost, calls that
+        something tuned nearby served last."""
         with reading(self.engine) as connection:
             return demands.rows(connection, device_uid, limit)
 
