@@ -5,7 +5,7 @@ such function. Once a minute, and at exit, what was counted goes to a process of
 thread that imports SQLAlchemy held up the caller's thread for up to 84 ms at a time, 0.2 s in all; starting a process, for 2 ms.
 
 seconds = calls x the time of one, which is measured when the call is first prepared: the quickest of up to three runs on a
-CPU; between two events on a GPU, which are read once they have passed, so that nothing waits for the device.
+CPU; between two events on a GPU, launch included, which are read once they have passed, so that nothing waits for the device.
 Lost is what these seconds are over the time of as many calls at the device's bandwidth (the view `v_demand`).
 
 Nothing here raises into a call, and a store that cannot be written costs the counters and one warning.
@@ -25,7 +25,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
 from .errors import AutofuseError
@@ -97,7 +97,6 @@ _abandoned: list[Any] = []  # a parent's GPU events, which its child may not des
 _lock = threading.Lock()  # of `_counters`, and of taking what they counted
 _stop = threading.Event()
 _thread: threading.Thread | None = None
-_reads_events = True  # whether this process's thread may look at GPU events
 
 
 def watch(call: _Call, name: str, url: str, inputs: Sequence[torch.Tensor]) -> None:
@@ -154,9 +153,11 @@ def _counter(call: _Call, name: str, url: str, inputs: Sequence[torch.Tensor]) -
 def flush(wait_s: float = WRITER_S, last: bool = False) -> None:
     """Write what was counted. Calls whose time is not known yet wait for the next time, but for the `last`."""
     rows: dict[str, list[dict[str, Any]]] = {}
+    ends = monotonic() + wait_s
     with _lock:
+        looks = last or (any(c.events for c in _counters.values()) and _may_look())
         for (url, *_), counter in list(_counters.items()):
-            if _reads_events or last:
+            if looks:
                 with contextlib.suppress(Exception):  # a GPU that has failed
                     counter.settle()
             if counter.events is None or last:
@@ -164,7 +165,7 @@ def flush(wait_s: float = WRITER_S, last: bool = False) -> None:
                 if calls:
                     rows.setdefault(url, []).append(counter.row(calls))
     for url, missed in rows.items():
-        _write(url, missed, wait_s, last)
+        _write(url, missed, max(0.0, ends - monotonic()), last)
 
 
 def _write(url: str, missed: Sequence[Mapping[str, Any]], wait_s: float, last: bool) -> None:
@@ -215,8 +216,6 @@ def _start() -> None:
 
 
 def _loop() -> None:
-    global _reads_events
-    _reads_events = _may_read_events()
     while not _stop.wait(INTERVAL_S):
         try:
             flush()
@@ -224,7 +223,7 @@ def _loop() -> None:
             _warn(f"what calls missed is not written: {error}")
 
 
-def _may_read_events() -> bool:
+def _may_look() -> bool:
     """Let this thread look at events while another captures a CUDA graph, which would fail by it; says whether it may."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
@@ -279,6 +278,8 @@ def main() -> int:
                 row["tier"], row["calls"], row["seconds"], row["sizes"],
             )
         )  # fmt: skip
+    # In one order: on a server two writers that insert the same rows in different orders would wait for each other.
+    records.sort(key=lambda r: (r.chain.key, r.workload.uid, r.tier))
     try:
         with Store.open(given["url"]) as store:
             for k in range(0, len(records), BLOCK):

@@ -1,4 +1,4 @@
-"""What was missed, made into cases again: the chain from the store, tensors of its workload, the search, the demand met.
+"""What was missed, made into cases again: the chain from the store, tensors of its workload, the search.
 
 No data of the calls is kept, so tensors are made: floats from N(0, 1), integers that index from the rows or columns which
 they may point to, other integers from INTEGER_RANGE. They lie in memory as the workload's layout classes say.
@@ -40,7 +40,7 @@ MOST_DIMS = 5  # of an input whose layout is looked for among all orders of its 
 def tune_demand(
     tuner: Tuner, device: str, limit: int, note: Callable[[str], None], progress: ProgressCallback | None = None, **search: Any
 ) -> tuple[list[Tuned], bool]:
-    """Tune what the calls on a device have missed, most time lost first, and forget the demand that is met.
+    """Tune what the calls on a device have missed, most time lost first. The store forgets the demand that a winner meets.
 
     Also says whether a workload could not be made again, or tuned, for a reason that went to `note`.
     """
@@ -63,8 +63,6 @@ def tune_demand(
         rows += result.rows
         if any(tuned.state == "interrupted" for tuned in result.rows):
             break
-        if result.ok:
-            tuner.store.drop_demand(row["workload_uid"], uid)
     return rows, failed
 
 

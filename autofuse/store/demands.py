@@ -9,7 +9,7 @@ from sqlalchemy import JSON, Connection, delete, select, text
 from sqlalchemy.types import TypeEngine
 
 from . import facts
-from .models import Best, Demand, Device, UtcDateTime, Workload
+from .models import Best, Demand, UtcDateTime
 from .records import DemandRecord
 
 UNTUNED = ("heuristic", "eager")
@@ -43,10 +43,8 @@ def add(connection: Connection, record: DemandRecord) -> None:
     connection.execute(new.on_conflict_do_update(index_elements=["workload_id", "device_id", "tier"], set_=sums))
 
 
-def drop(connection: Connection, workload_uid: str, device_uid: str) -> None:
-    """Forget the demand for a workload on a device."""
-    workload = select(Workload.id).where(Workload.uid == workload_uid).scalar_subquery()
-    device = select(Device.id).where(Device.uid == device_uid).scalar_subquery()
+def forget(connection: Connection, workload: int, device: int) -> None:
+    """Take a workload (by its id) off what a device lacks, whatever tiers served it."""
     connection.execute(delete(Demand).where(Demand.workload_id == workload, Demand.device_id == device))
 
 

@@ -171,7 +171,8 @@ class Store:
     def set_best(self, run_id: int, workload: WorkloadRecord, config: ConfigRecord, median_us: float, verified: bool) -> None:
         """Make a config the winner of a workload in the run's place (device, environment, protocol).
 
-        Takes the place of an older winner whatever its time was: the caller has measured it against that one.
+        Takes the place of an older winner whatever its time was: the caller has measured it against that one. The demand
+        for the workload there is met by it, and forgotten.
         """
         with writing(self.engine) as connection:
             run = _lock_run(connection, run_id)
@@ -188,6 +189,7 @@ class Store:
             connection.execute(
                 facts.upsert(connection, Best).values(values).on_conflict_do_update(index_elements=list(BEST_KEY), set_=changed)
             )
+            demands.forget(connection, values["workload_id"], run.device_id)
 
     def rebuild_best(self) -> int:
         """Derive `best` anew from the trials, by the rule of `queries.winners`, and return its number of rows."""
@@ -206,11 +208,6 @@ class Store:
         with writing(self.engine) as connection:
             for record in missed:
                 demands.add(connection, record)
-
-    def drop_demand(self, workload_uid: str, device_uid: str) -> None:
-        """Forget the demand for a workload on a device, of every tier: it has been tuned."""
-        with writing(self.engine) as connection:
-            demands.drop(connection, workload_uid, device_uid)
 
     # Reading
 

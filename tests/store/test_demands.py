@@ -55,10 +55,8 @@ def test_most_lost_comes_first_and_near_rows_last(store: Store) -> None:
 
 def test_a_workload_that_is_tuned_is_no_demand(store: Store) -> None:
     store.add_demand([missed(16), missed(16, "near rows"), missed(64), missed(16, device=OTHER_DEVICE)])
-    store.drop_demand(workload(16).uid, DEVICE.uid)
+    store.set_best(begin(store, 16), workload(16), FUSED, 8.0, True)
     assert sorted(seen(store)) == [(16, "some CPU", "heuristic", 10, 0.5), (64, "H200", "heuristic", 10, 0.5)]
-    run = begin(store, 16)
-    store.set_best(run, workload(16), FUSED, 8.0, True)
     store.add_demand([missed(16), missed(16, device=OTHER_DEVICE), missed(64)])  # from a process that looked before
     assert sorted(seen(store)) == [(16, "some CPU", "heuristic", 20, 1.0), (64, "H200", "heuristic", 20, 1.0)]
 
