@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sqlite3
 import subprocess
@@ -93,20 +94,32 @@ def test_functions_that_are_one_workload_are_counted_together(url: str) -> None:
 
 
 def test_eager_calls_are_counted_and_the_function_runs_no_more_often(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran = []
+    ran = itertools.count()
 
     def noisy(x: torch.Tensor) -> torch.Tensor:
-        ran.append(type(x).__name__)
+        next(ran)
         return x * 2 + 1
 
     monkeypatch.setenv("AUTOFUSE_ON_MISS", "eager")
     fused = autofuse.fuse(noisy)
     x = make(4)[0]
+    fused(x)
+    traced = next(ran)  # by the trace and the first call
     for _ in range(6):
         assert torch.equal(fused(x), x * 2 + 1)
+    assert next(ran) == traced + 7
+    [call] = fused._calls.values()
+    assert call.program is None
+    monkeypatch.setattr(demand, "_counters", {})
+    fused._calls.clear()
+    fused(x)  # prepared anew, from the trace that is there
+    assert next(ran) == traced + 9  # the time of a call is that of the chain
+    for _ in range(4):
+        fused(x)
     demand.flush()
-    assert seen(url) == {("noisy", 4, "eager", 6)}
-    assert ran.count("Tensor") == 6  # the time of a call is that of the chain
+    assert seen(url) == {("noisy", 4, "eager", 5)}
+    [counter] = demand._counters.values()
+    assert counter.call_s
 
 
 def test_misaligned_calls_which_no_guard_finds_are_counted(url: str) -> None:

@@ -86,6 +86,7 @@ CASES: dict[str, tuple[Callable[..., Any], Args]] = {
     "row axes that lie apart": (add, (torch.randn(4, 5, 64)[:, :3], torch.randn(4, 3, 64))),
     "transposed": (add, (torch.randn(64, 6).t(), torch.randn(6, 64))),
     "every second": (add, (torch.randn(6, 128)[:, ::2], torch.randn(6, 64))),
+    "every second weight": (norm_act, (torch.randn(6, 64), torch.randn(128)[::2])),
     "expanded columns": (add, (torch.randn(6, 1).expand(6, 64), torch.randn(6, 64))),
     "expanded rows": (add, (torch.randn(1, 64).expand(6, 64), torch.randn(6, 64))),
     "misaligned": (add, (off_by(1, 6, 64), off_by(3, 6, 64, dtype=torch.bfloat16).float())),
@@ -138,10 +139,12 @@ def test_indices_that_are_computed_are_not_guessed() -> None:
         index_bounds(gathers("aten.add.Tensor", 8), {"s0": 4})
 
 
-def test_a_layout_that_is_none_is_not_made() -> None:
+def test_the_plainest_strides_of_a_layout_are_taken_and_none_where_there_are_none() -> None:
     value = Value("input", (), (), ("s0", 64), "float32")
     assert strides_of(value, (6, 64), "c:1:a") == ((64, 1), 0)
     assert strides_of(value, (6, 64), "c:1:u") == ((64, 1), 4)
+    two = Value("input", (), (), ("s0", "s1", 64), "float32")
+    assert strides_of(two, (4, 3, 64), "s:1:a") == ((256, 64, 1), 0)  # a slice before rows that change places
     for layout in ("", "q:1:a", "c:7:a", "c:1,1:a", "s:1:a"):
         assert strides_of(value, (6, 64), layout) is None
 
