@@ -94,6 +94,8 @@ def tune(
         typer.Option("--dtype", metavar="DTYPE,...", help="Dtypes of the arguments that name none [default: float32]"),
     ] = None,
     job: Annotated[Path | None, typer.Option("--job", metavar="FILE", help="A job file (TOML) with many.")] = None,
+    from_demand: Annotated[bool, typer.Option("--from-demand", help="What `autofuse demand` lists for the device.")] = False,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="How many, with --from-demand [default: 10]")] = None,
     store: StoreUrl = None,
     device: Annotated[str | None, typer.Option("--device", help="cpu or cuda:N [default: the GPU if there is one]")] = None,
     trials: Annotated[int | None, typer.Option("--trials", min=1, help="Most trials of a workload [default: 60]")] = None,
@@ -110,9 +112,16 @@ def tune(
     """Tune a function, or a job file of many, and print what was found."""
     from .doctor import database_url
 
-    wanted = _job(target, arg or [], axis or [], dtype or [], job)
     url = database_url(store)
-    rows, failed = _run(wanted, url, device, trials, seconds, seed, math)
+    if from_demand:
+        for option, given in (("TARGET", target), ("--job", job), ("--arg", arg), ("--axis", axis), ("--dtype", dtype)):
+            if given:
+                raise InputError(f"{option} does not go with --from-demand: the store says what is tuned")
+        rows, failed = _run_demand(url, device, limit or 10, trials, seconds, seed, math)
+    elif limit is not None:
+        raise InputError("--limit goes with --from-demand")
+    else:
+        rows, failed = _run(_job(target, arg or [], axis or [], dtype or [], job), url, device, trials, seconds, seed, math)
     if rows or not failed:
         tables.show_tuned(rows, as_json)
     if any(row.state == "interrupted" for row in rows):
@@ -120,6 +129,9 @@ def tune(
         raise typer.Exit(INTERRUPTED)
     if failed:
         raise typer.Exit(BAD_INPUT)
+    if not rows and from_demand:
+        typer.echo("autofuse: nothing was missed on this device (AUTOFUSE_DEMAND=1 counts what is)", err=True)
+        return
     if not rows or any(row.best_us is None for row in rows):
         raise typer.Exit(NOTHING)
 
@@ -166,17 +178,23 @@ def _job(target: str | None, args: list[str], axes: list[str], dtypes: list[str]
     return Job((Request(target, Path(), tuple(specs.items()), tuple(sizes.items()), tuple(kinds) or (DTYPE,)),))
 
 
-def _run(
-    job: Job, url: str, device: str | None, trials: int | None, seconds: float | None, seed: int, math: str | None
-) -> tuple[list[Tuned], bool]:
-    """Tune everything. Also says whether a function of several could not be tuned for a reason that was printed."""
+def _place(device: str | None) -> str:
+    """The device that is tuned for."""
     from .device import parse_device
 
-    place = str(parse_device(device or job.device))
+    place = str(parse_device(device))
     if place == "cpu":
         from .kernels import build
 
         build.compiler()  # without one nothing could be built: a BuildError says what to do
+    return place
+
+
+def _run(
+    job: Job, url: str, device: str | None, trials: int | None, seconds: float | None, seed: int, math: str | None
+) -> tuple[list[Tuned], bool]:
+    """Tune everything. Also says whether a function of several could not be tuned for a reason that was printed."""
+    place = _place(device or job.device)
     prepared = [(request, *_prepare(request, place, seed)) for request in job.requests]  # bad input is told at once
     from .errors import TraceError
     from .progress import Reporter
@@ -203,6 +221,22 @@ def _run(
             if any(row.state == "interrupted" for row in result.rows):
                 break
     return rows, failed
+
+
+def _run_demand(
+    url: str, device: str | None, limit: int, trials: int | None, seconds: float | None, seed: int, math: str | None
+) -> tuple[list[Tuned], bool]:
+    """Tune what calls have missed. Also says whether some of it could not be, for a reason that was printed."""
+    from .job import SECONDS, TRIALS
+    from .progress import Reporter
+    from .search.demanded import tune_demand
+    from .search.tuner import Tuner
+
+    place = _place(device)
+    with Reporter() as report, Tuner(url) as tuner:
+        return tune_demand(
+            tuner, place, limit, report.note, report, trials=trials or TRIALS, seconds=seconds or SECONDS, seed=seed, math=math
+        )
 
 
 def _hint(request: Request) -> str:
@@ -262,6 +296,27 @@ def history(
     """The newest trials, failed ones with their reason, newest first."""
     with _reading(store) as opened:
         tables.show_rows(opened.history(chain, limit), tables.HISTORY, as_json)
+
+
+@app.command()
+def demand(
+    device: Annotated[str | None, typer.Option("--device", help="Only of cpu or cuda:N [default: any]")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="How many.")] = 100,
+    store: StoreUrl = None,
+    as_json: Json = False,
+) -> None:
+    """What was called without being tuned, by the time lost.
+
+    Programs that run with AUTOFUSE_DEMAND=1 write it.
+    """
+    uid = None
+    if device is not None:
+        from .device import describe, parse_device
+
+        uid = describe(str(parse_device(device))).uid
+    with _reading(store) as opened:
+        rows = [{k: v for k, v in row.items() if k != "graph"} for row in opened.demand(uid, limit)]
+    tables.show_rows(rows, tables.DEMAND, as_json)
 
 
 @app.command()

@@ -90,6 +90,7 @@ class _Call:
     choice: Choice
     workload: WorkloadRecord | None
     checked: bool
+    tick: Callable[[], int] | None = None  # counts a call, where calls that were missed are counted
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,7 @@ class Fused:
         self._traces: dict[Any, tuple[Traced, Fusion, tuple[Any, ...], tuple[capture.Watch, ...]]] = {}
         self._lookup: Lookup | None = None
         self._disabled: bool | None = None
+        self._counts = False
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else BoundMethod(self, instance)
@@ -276,8 +278,11 @@ class Fused:
         return [args[p] if p is not None else g() for p, g in zip(call.positions, call.getters, strict=True)]  # type: ignore[misc]
 
     def _run(self, call: _Call, args: Sequence[Any]) -> Any:
-        bound = call.bound
-        return self.fn(*args) if bound is None else bound(*self._inputs(call, args))
+        if call.bound is not None:
+            return call.bound(*self._inputs(call, args))
+        if call.tick is not None:
+            call.tick()
+        return self.fn(*args)
 
     # ---- preparing a call
 
@@ -285,6 +290,7 @@ class Fused:
         with self._lock:
             read = settings.read()
             self._lookup = Lookup(self.name, self._store, read)
+            self._counts = read.demand
             self._disabled = read.disable
 
     def _first(self, exact: Any, args: tuple[Any, ...], grad: bool) -> Any:
@@ -305,6 +311,11 @@ class Fused:
                     self._calls.clear()
                 call = prepared
                 result = self._checked_run(call, args)
+                if self._counts and call.choice.tier != "exact":
+                    from . import demand
+
+                    assert self._lookup is not None
+                    demand.watch(call, self.name, self._lookup.url, self._inputs(call, args))
                 self._calls[exact] = call
                 self._guard(call, args)
                 return result

@@ -20,12 +20,14 @@ class Settings:
     cache     folder of built kernels (AUTOFUSE_CACHE); default: the user's cache folder
     disable   AUTOFUSE_DISABLE=1: every fused function is its eager self
     on_miss   AUTOFUSE_ON_MISS: what a call does when the store has nothing near it
+    demand    AUTOFUSE_DEMAND=1: calls that no config was tuned for are counted, and written to the store
     """
 
     store: str
     cache: Path
     disable: bool
     on_miss: str
+    demand: bool = False
 
 
 def _flag(env: Mapping[str, str], name: str) -> bool:
@@ -50,7 +52,9 @@ def read(env: Mapping[str, str] | None = None) -> Settings:
 
         store = store or f"sqlite:///{Path(platformdirs.user_data_dir('autofuse', False)) / 'autofuse.db'}"
         cache = cache or platformdirs.user_cache_dir("autofuse", False)
-    return Settings(store_url(store), Path(cache).expanduser(), _flag(env, "AUTOFUSE_DISABLE"), on_miss)
+    return Settings(
+        store_url(store), Path(cache).expanduser(), _flag(env, "AUTOFUSE_DISABLE"), on_miss, _flag(env, "AUTOFUSE_DEMAND")
+    )
 
 
 def store_url(text: str) -> str:

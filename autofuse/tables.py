@@ -71,6 +71,11 @@ HISTORY = (
     _of("median_us", "µs", True), Column("plan or schedule", lambda r: _plan(r["plan"] or "") or _schedule(r)),
     _of("message"),
 )  # fmt: skip
+DEMAND = (
+    _of("chain", "function"), _of("rows", number=True), Column("extents", lambda r: "x".join(map(str, r["extents"])) or "-"),
+    Column("dtypes", _dtypes), _of("device"), _of("tier"), _of("calls", number=True), _of("seconds", number=True),
+    _of("lost_s", "lost s", True),
+)  # fmt: skip
 TUNED = (
     _of("name", "function"), _of("workload"), _of("eager_us", "eager µs", True), _of("unfused_us", "unfused µs", True),
     _of("best_us", "best µs", True), Column("speedup", lambda r: r["speedup"] and f"{r['speedup']:.2f}x", True),

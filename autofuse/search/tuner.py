@@ -17,7 +17,7 @@ from ..kernels.mathmode import MODES
 from ..result import ProgressCallback, Tuned, TuneResult
 from ..store.records import ChainRecord, ConfigRecord
 from ..store.store import Store
-from ..trace import trace
+from ..stored import traced_of
 from ..traced import flatten_call, sizes_of
 from ..workload import describe as describe_workload
 from .client import Worker
@@ -119,7 +119,7 @@ def _run_of(
             inspect.signature(fn).bind(*args)
         except TypeError as e:
             raise InputError(f"{title}: {e}; a case is a tuple of all its arguments") from e
-    traced = trace(fn, args)
+    traced = traced_of(fn, args)
     fusion = check(traced.chain, traced.lines, title)
     constants = [b.tensor for b in traced.bindings if b.position is None and b.tensor is not None]
     getters = iter(capture.find(fn, args, constants))

@@ -300,6 +300,27 @@ class Best(Base):
     verified: Mapped[bool] = mapped_column(Boolean)
 
 
+class Demand(Base):
+    """Calls that the dispatcher served with less than a config tuned for them, by the tier that served them.
+
+    `seconds` is the time spent in these calls: their number times the measured time of one. `sizes` (JSON) holds the
+    extent of each row axis, of which `rows` is the product.
+    """
+
+    __tablename__ = "demand"
+    __table_args__ = (UniqueConstraint("workload_id", "device_id", "tier"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    workload_id: Mapped[int] = mapped_column(ForeignKey("workload.id"))
+    device_id: Mapped[int] = mapped_column(ForeignKey("device.id"), index=True)
+    tier: Mapped[str]
+    calls: Mapped[int] = mapped_column(BigInteger)
+    seconds: Mapped[float]
+    sizes: Mapped[dict[str, Any]]
+    first_seen: Mapped[datetime]
+    last_seen: Mapped[datetime]
+
+
 class Meta(Base):
     """Facts about the database itself: `schema`, `oldest_reader` and `oldest_writer` are numbers as text."""
 

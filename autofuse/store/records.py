@@ -161,6 +161,22 @@ class TrialRecord:
 
 
 @dataclass(frozen=True)
+class DemandRecord:
+    """Calls of a workload on a device that `tier` served, for want of a config tuned for it.
+
+    `seconds` is the time spent in them, `sizes` the extent of each row symbol of the chain.
+    """
+
+    device: DeviceRecord
+    chain: ChainRecord
+    workload: WorkloadRecord
+    tier: str
+    calls: int
+    seconds: float
+    sizes: dict[str, int]
+
+
+@dataclass(frozen=True)
 class BestRecord:
     """A tuned config as the runtime finds it. `rows` is the row count that it was tuned at, `protocol` how it was
     timed: times of different protocols do not compare."""

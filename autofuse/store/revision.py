@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 from ..errors import StoreError, StoreNewer
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest Alembic revision in `migrations/versions`. Held here so that opening a current database needs no
 Alembic."""
 
-SCHEMA = 1
+SCHEMA = 2
 """The number of that revision. `meta` holds it as `schema`, with the oldest numbers that may still read and write
 it."""
 

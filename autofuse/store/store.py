@@ -3,6 +3,7 @@ open while a caller builds or measures a kernel. Errors of the database come out
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, CursorResult, Engine, delete, func, insert, select, update
 
 from ..errors import InputError, StoreError
-from . import facts, queries, schema
+from . import demands, facts, queries, schema
 from .engine import make_engine, reading, writing
 from .models import RUN_STATES, Best, Config, Run, Trial
 from .records import (
@@ -18,6 +19,7 @@ from .records import (
     BestRecord,
     ChainRecord,
     ConfigRecord,
+    DemandRecord,
     DeviceRecord,
     EnvironmentRecord,
     ScheduleRecord,
@@ -169,7 +171,8 @@ class Store:
     def set_best(self, run_id: int, workload: WorkloadRecord, config: ConfigRecord, median_us: float, verified: bool) -> None:
         """Make a config the winner of a workload in the run's place (device, environment, protocol).
 
-        Takes the place of an older winner whatever its time was: the caller has measured it against that one.
+        Takes the place of an older winner whatever its time was: the caller has measured it against that one. The demand
+        for the workload there is met by it, and forgotten.
         """
         with writing(self.engine) as connection:
             run = _lock_run(connection, run_id)
@@ -186,6 +189,7 @@ class Store:
             connection.execute(
                 facts.upsert(connection, Best).values(values).on_conflict_do_update(index_elements=list(BEST_KEY), set_=changed)
             )
+            demands.forget(connection, values["workload_id"], run.device_id)
 
     def rebuild_best(self) -> int:
         """Derive `best` anew from the trials, by the rule of `queries.winners`, and return its number of rows."""
@@ -199,7 +203,19 @@ class Store:
                 connection.execute(insert(Best), rows)
             return len(rows)
 
+    def add_demand(self, missed: Sequence[DemandRecord]) -> None:
+        """Add calls to what is counted as demand. A workload that has a winner on its device is left out."""
+        with writing(self.engine) as connection:
+            for record in missed:
+                demands.add(connection, record)
+
     # Reading
+
+    def demand(self, device_uid: str | None = None, limit: int | None = None) -> list[dict[str, Any]]:
+        """What was called without being tuned: rows of v_demand with `graph` (the chain's), by the time lost, calls that
+        something tuned nearby served last."""
+        with reading(self.engine) as connection:
+            return demands.rows(connection, device_uid, limit)
 
     def segment_trials(self, device_uid: str, environment_uid: str, workload_uid: str, protocol: str) -> list[TrialRecord]:
         """All trials of a segment's workload in one place, of any status and run, oldest first. A schedule may

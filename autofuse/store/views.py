@@ -159,6 +159,18 @@ SELECT c.name AS chain, c.uid AS chain_key, w.dtypes, d.name AS device, d.uid AS
   JOIN chain c ON c.id = w.chain_id LEFT JOIN best b ON b.workload_id = w.id AND b.device_id = d.id AND
   b.environment_id = e.id AND b.protocol = r.protocol GROUP BY c.id, c.name, c.uid, w.dtypes, d.id, d.name, d.uid,
   r.protocol, e.id, e.torch, e.triton, e.uid""",
+    # What was called without being tuned. `bound_s`: its calls at the bandwidth that was measured on the device, or, where
+    # none was, at that of the fastest made, so that what is lost is never hidden.
+    "v_demand": f"""
+SELECT x.*, CASE WHEN x.seconds > x.bound_s THEN x.seconds - x.bound_s ELSE 0.0 END AS lost_s
+FROM (
+SELECT m.id AS demand_id, c.name AS chain, c.uid AS chain_key, {_SHAPE}, {_PLACE}, m.tier, m.calls, m.seconds,
+  m.calls * (w.bytes_min / (coalesce(d.peak_bandwidth_gbs, CASE d.vendor WHEN 'cpu' THEN 500.0 ELSE 8000.0 END) * 1e9))
+  AS bound_s, m.sizes, m.first_seen, m.last_seen, w.uid AS workload_uid
+FROM demand m
+JOIN device d ON d.id = m.device_id
+JOIN workload w ON w.id = m.workload_id
+JOIN chain c ON c.id = w.chain_id) x""",
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from autofuse.store.records import (
     ChainRecord,
     ConfigRecord,
+    DemandRecord,
     DeviceRecord,
     EnvironmentRecord,
     ScheduleRecord,
@@ -74,12 +75,19 @@ def begin(
     )  # fmt: skip
 
 
+def missed(
+    rows: int = 16, tier: str = "heuristic", calls: int = 10, seconds: float = 0.5, device: DeviceRecord = DEVICE, **sizes: int
+) -> DemandRecord:
+    return DemandRecord(device, CHAIN, workload(rows), tier, calls, seconds, sizes or {"s0": rows // 4, "s1": 4})
+
+
 def fill(store: Store) -> int:
-    """A database with one run, three trials and a winner. Returns the run."""
+    """A database with one run, three trials, a winner, and a workload that was missed. Returns the run."""
     run = begin(store)
     store.add_trial(run, of_schedule(schedule(NORM, 8), 7.0, chain=NORM))
     store.add_trial(run, of_config(SPLIT, 12.0))
     store.add_trial(run, of_config(FUSED, None, "incorrect", message="off by 3 ulp"))
     store.set_best(run, workload(), SPLIT, 12.0, True)
     store.finish_run(run, "done", reason="budget", eager_us=24.0, unfused_us=18.0)
+    store.add_demand([missed()])
     return run

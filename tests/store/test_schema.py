@@ -28,10 +28,11 @@ from autofuse.store.records import BestRecord
 from autofuse.store.revision import HEAD, SCHEMA, VERSION_TABLE
 from autofuse.store.store import Store
 
-REVISION_2 = """
+NEXT = f"{SCHEMA + 1:04}"
+REVISION = """
 import sqlalchemy as sa
 from alembic import op
-revision, down_revision = "0002", "0001"
+revision, down_revision = "{next}", "{head}"
 def upgrade():
     always = "always" if op.get_bind().dialect.name == "sqlite" else "never"
     with op.batch_alter_table("run", recreate=always) as batch:
@@ -148,13 +149,13 @@ def test_sqlite_settings(file: Path) -> None:
     assert values == ["wal", 30000, 1, 1, 0x41664675]
 
 
-def make_second_revision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: str = "pass") -> None:
+def make_next_revision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: str = "pass") -> None:
     folder = tmp_path / "migrations"
     shutil.copytree(schema.migrations_folder(), folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "versions" / "0002_second.py").write_text(REVISION_2.format(more=more))
+    (folder / "versions" / f"{NEXT}_next.py").write_text(REVISION.format(next=NEXT, head=HEAD, more=more))
     monkeypatch.setattr(schema, "migrations_folder", lambda: folder)
-    monkeypatch.setattr(schema, "HEAD", "0002")
-    monkeypatch.setattr(autofuse.store.revision, "HEAD", "0002")
+    monkeypatch.setattr(schema, "HEAD", NEXT)
+    monkeypatch.setattr(autofuse.store.revision, "HEAD", NEXT)
 
 
 def test_upgrade_keeps_rows_and_makes_a_backup(
@@ -162,27 +163,27 @@ def test_upgrade_keeps_rows_and_makes_a_backup(
 ) -> None:
     with Store.open(url) as store:
         fill(store)
-    make_second_revision(monkeypatch, tmp_path)
+    make_next_revision(monkeypatch, tmp_path)
     assert together(4, open_and_count, url) == [3] * 4  # four at once: one upgrade, one backup
     with Store.open(url) as store:
         assert store.query("SELECT note, reason FROM run")[1] == [(None, "budget")]
         assert len(store.history()) == 3  # a batch migration with foreign keys on would have deleted these
         if url.startswith("sqlite"):
-            [backup] = tmp_path.glob("results.db.backup-0001-*")
+            [backup] = tmp_path.glob(f"results.db.backup-{HEAD}-*")
             with sqlite3.connect(backup) as old:
                 assert old.execute("SELECT reason FROM run").fetchall() == [("budget",)]
-                assert old.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchall() == [("0001",)]
+                assert old.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchall() == [(HEAD,)]
 
 
 def test_an_upgrade_that_breaks_references_changes_nothing(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.open(f"sqlite:///{file}") as store:
         fill(store)
-    make_second_revision(monkeypatch, tmp_path, 'op.execute("DELETE FROM workload")')
+    make_next_revision(monkeypatch, tmp_path, 'op.execute("DELETE FROM workload")')
     with pytest.raises(StoreError, match="would break references"):
         Store.open(f"sqlite:///{file}")
     with sqlite3.connect(file) as raw:
-        assert raw.execute("SELECT count(*) FROM workload").fetchone() == (2,)
-        assert raw.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchone() == ("0001",)
+        assert raw.execute("SELECT count(*) FROM workload").fetchone() == (3,)
+        assert raw.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchone() == (HEAD,)
         assert raw.execute("SELECT count(*) FROM v_history").fetchone() == (3,)
 
 
@@ -208,6 +209,31 @@ def test_frozen_databases_of_every_revision_still_work(file: Path, frozen: Path)
         ]
         assert store.query("SELECT speedup_vs_eager, speedup_vs_unfused FROM v_speedup")[1] == [(2.0, 1.5)]
         assert store.query("PRAGMA foreign_key_check")[1] == []
+        counted = [(r["chain"], r["tier"], r["calls"], r["seconds"], r["sizes"]) for r in store.demand()]
+        assert counted == ([] if frozen.stem < "0002" else [("norm_silu", "heuristic", 10, 0.5, {"s0": 4, "s1": 4})])
+
+
+@pytest.mark.parametrize("frozen", FROZEN, ids=lambda path: path.stem)
+def test_an_upgrade_keeps_every_row(file: Path, frozen: Path) -> None:
+    def contents() -> dict[str, list[Any]]:
+        with sqlite3.connect(file) as raw:
+            tables = [n for (n,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            return {n: raw.execute(f"SELECT * FROM {n} ORDER BY 1, 2").fetchall() for n in tables if n != VERSION_TABLE}
+
+    with sqlite3.connect(file) as raw:
+        raw.executescript(frozen.read_text())
+    before = contents()
+    Store.open(f"sqlite:///{file}").close()
+    after = contents()
+    assert before["trial"] and before.pop("meta")
+    assert {n: after[n] for n in before} == before
+    assert after["meta"] == [("oldest_reader", "1"), ("oldest_writer", "1"), ("schema", str(SCHEMA))]
+
+
+def test_the_first_schemas_code_may_go_on_with_this_one(url: str) -> None:
+    with Store.open(url) as store:
+        meta = dict(store.query("SELECT key, value FROM meta")[1])
+    assert (int(meta["oldest_reader"]), int(meta["oldest_writer"]), int(meta["schema"])) == (1, 1, SCHEMA)
 
 
 def set_meta(url: str, schema_number: int, reader: int, writer: int, revision: str) -> None:

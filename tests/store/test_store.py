@@ -76,7 +76,7 @@ def test_facts_are_stored_once_and_by_column(store: Store) -> None:
     fill(store)
     assert store.query("SELECT count(*) FROM schedule")[1] == [(3,)]
     assert store.query("SELECT count(*) FROM config_schedule")[1] == [(3,)]
-    assert store.query("SELECT count(*) FROM workload")[1] == [(2,)]
+    assert store.query("SELECT count(*) FROM workload")[1] == [(3,)]
     names, rows = store.query("SELECT rows, cols, d0, d1, d2, dtypes, flops FROM workload ORDER BY id LIMIT 1")
     assert dict(zip(names, rows[0], strict=True)) == {
         "rows": 1024, "cols": 4096, "d0": 64, "d1": 4096, "d2": None, "dtypes": '["float16","float16"]',
