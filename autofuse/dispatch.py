@@ -28,6 +28,7 @@ from .into import Into, bare
 from .lookup import Choice, Lookup, warn_once
 from .program import Bound, Program
 from .store.records import WorkloadRecord
+from .stored import traced_of
 from .traced import Traced, flatten_call, sizes_of
 from .workload import layouts_of, workload_of
 
@@ -357,13 +358,11 @@ class Fused:
         with contextlib.suppress(ValueError):  # a callable without a signature
             inspect.signature(self.fn).bind(*args)  # a TypeError here is the caller's own
         watched = tuple(capture.watches(self.fn, args))
-        from .trace import trace  # a third of a second of sympy, for whoever traces at all
-
         if operator.below_autograd():
             with ThreadPoolExecutor(1) as apart:  # a thread of its own has nothing excluded
-                traced = apart.submit(trace, self.fn, args).result()
+                traced = apart.submit(traced_of, self.fn, args).result()
         else:
-            traced = trace(self.fn, args)
+            traced = traced_of(self.fn, args)
         fusion = check(traced.chain, traced.lines, self.name)
         constants = [b.tensor for b in traced.bindings if b.position is None and b.tensor is not None]
         getters = iter(capture.find(self.fn, args, constants))

@@ -22,7 +22,7 @@ from ..inputs import INTEGER_RANGE
 from ..kernels.layout import Operand
 from ..result import ProgressCallback, Tuned
 from ..store.store import Store
-from ..stored import StoredChain
+from ..stored import Stored
 from ..workload import is_aligned, layout_class, layouts_of, workload_of
 from .recipes import Recipe, make
 from .tuner import Tuner
@@ -66,7 +66,7 @@ def tune_demand(
     return rows, failed
 
 
-def case_of(row: Row, device: str, seed: int) -> tuple[StoredChain, tuple[torch.Tensor, ...]]:
+def case_of(row: Row, device: str, seed: int) -> tuple[Stored, tuple[torch.Tensor, ...]]:
     """The chain of a row of `Store.demand` as a function, and arguments that are its workload.
 
     Raises InputError for a row that is not what autofuse writes, and for a layout that cannot be made again.
@@ -95,7 +95,7 @@ def case_of(row: Row, device: str, seed: int) -> tuple[StoredChain, tuple[torch.
         raise InputError(f"its tensors cannot be made on {device} ({str(error).splitlines()[0]})") from error
     if workload_of(chain, layouts_of(chain, inputs), sizes).uid != row["workload_uid"]:
         raise InputError("the tensors that are made for it are another workload")
-    return StoredChain(chain, row["chain"]), inputs
+    return Stored([chain], row["chain"]), inputs
 
 
 def _texts(column: Any) -> list[str]:

@@ -21,7 +21,7 @@ from autofuse.search.demanded import case_of, index_bounds, strides_of, tune_dem
 from autofuse.search.tuner import Tuner
 from autofuse.store.records import ChainRecord, DemandRecord
 from autofuse.store.store import Store
-from autofuse.stored import StoredChain
+from autofuse.stored import Stored
 from autofuse.trace import trace
 from autofuse.traced import sizes_of
 from autofuse.workload import layouts_of, workload_of
@@ -182,9 +182,9 @@ class Search:
     def __init__(self, states: dict[int, str]) -> None:
         self.states, self.rows, self.given = states, [], {}  # type: ignore[var-annotated]
 
-    def __call__(self, fn: StoredChain, cases: Any, *, name: str, **given: Any) -> TuneResult:
+    def __call__(self, fn: Stored, cases: Any, *, name: str, **given: Any) -> TuneResult:
         [(x, *_)] = cases
-        assert isinstance(fn, StoredChain) and fn.name == name
+        assert isinstance(fn, Stored) and fn.name == name
         self.given = given
         self.rows.append(len(x))
         state = self.states.get(len(x), "done")
