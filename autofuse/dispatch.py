@@ -46,7 +46,11 @@ def reload() -> None:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a call runs and why. Printing it shows plan, schedules, match tier and times; `source` the kernels."""
+    """What a call runs and why. Printing it shows plan, schedules, match tier and times; `source` the kernels.
+
+    Where no store had anything for the call: `nearest`, the tuned entry that comes nearest, and `differs`, a line for each
+    field that is another there.
+    """
 
     name: str
     tier: str
@@ -57,6 +61,8 @@ class Explanation:
     median_us: float | None
     tuned_rows: int | None
     source: str = field(repr=False, default="")
+    nearest: str = ""
+    differs: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.name}: {self.tier}{f' ({self.note})' if self.note else ''}"]
@@ -70,6 +76,9 @@ class Explanation:
             lines.append(f"  schedule   {part}: {knobs or 'none'}")
         if self.median_us is not None:
             lines.append(f"  tuned      {self.median_us:.2f} µs at rows {self.tuned_rows}")
+        if self.nearest:
+            lines.append(f"  nearest    {self.nearest}")
+        lines += [f"  differs    {line}" for line in self.differs]
         return "\n".join(lines)
 
 
@@ -268,7 +277,10 @@ class Fused:
                 if len(self._calls) >= MAX_CALLS:
                     self._calls.clear()
                 call = prepared
+                tuned = call.program is not None and call.choice.best is not None
                 result = self._checked_run(call, args)
+                if tuned and call.program is None:
+                    return result  # the next such call takes the next tier
                 self._calls[exact] = call
                 self._guard(call, args)
                 return result
@@ -362,7 +374,7 @@ class Fused:
             warn_once(f"wrong {self.name}", f"{self.name} runs its eager function: its {call.choice.tier} kernel failed ({e})")
             assert self._lookup is not None
             assert call.workload is not None
-            self._lookup.distrust(call.workload.family, str(call.program.device), str(e))
+            self._lookup.distrust(call.choice, call.workload.family, str(call.program.device), str(e))
             call.program = call.bound = None
             call.choice = Choice("eager", str(e), Plan(()))
             return instead
@@ -396,10 +408,11 @@ class Fused:
         source = ""
         if call.program is not None:
             source = "\n\n".join(s.text for s in call.program.sources if s is not None)
-        best = call.choice.best
+        best, miss = call.choice.best, call.choice.miss
         return Explanation(
             self.name, call.choice.tier, call.choice.note, call.workload, str(call.choice.plan), call.choice.schedules,
             best.median_us if best else None, best.rows if best else None, source,
+            miss.nearest if miss else "", miss.differs if miss else (),
         )  # fmt: skip
 
 
