@@ -26,6 +26,7 @@ from .guard import MISS, Guarded, meta, never, watched
 from .lookup import Choice, Lookup, warn_once
 from .program import Bound, Program
 from .store.records import WorkloadRecord
+from .tally import Tally
 from .traced import Traced, flatten_call, sizes_of
 from .workload import layouts_of, workload_of
 
@@ -117,12 +118,14 @@ def _kind(args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple([(a.dtype, a.shape[-1:]) if isinstance(a, torch.Tensor) else type(a) for a in args])
 
 
-def _bound(program: Program, inputs: Sequence[torch.Tensor], sizes: dict[str, int], spec: Any) -> Callable[..., Any]:
+def _bound(
+    program: Program, inputs: Sequence[torch.Tensor], sizes: dict[str, int], spec: Any, counter: Callable[[], Any]
+) -> Callable[..., Any]:
     """A program bound to these sizes, on its own device whichever is current."""
     if program.device.type != "cuda":
-        return program.bind(inputs, sizes, spec)
+        return program.bind(inputs, sizes, spec, counter)
     with torch.cuda.device(program.device):
-        bound = program.bind(inputs, sizes, spec)
+        bound = program.bind(inputs, sizes, spec, counter)
 
     def elsewhere(*given: torch.Tensor) -> Any:
         with torch.cuda.device(program.device):
@@ -147,6 +150,10 @@ class BoundMethod:
         """What a call with these arguments runs, and why."""
         return self._fused.explain(self.__self__, *args, **kwargs)
 
+    def tiers(self) -> dict[str, int]:
+        """How many calls each match tier has served, those of other objects too."""
+        return self._fused.tiers()
+
 
 class Fused:
     """A function with its tuned kernels. Call it like the function; see `explain` for what a call runs."""
@@ -158,6 +165,7 @@ class Fused:
         self.name: str = name or str(getattr(fn, "__name__", type(fn).__name__))
         self._store = store
         self._lock = threading.RLock()
+        self._tally = Tally()
         self._reset()
         functools.update_wrapper(self, fn)
         _every.add(self)
@@ -218,15 +226,15 @@ class Fused:
         if self._disabled is None:
             self._configure()
         if self._disabled or torch.compiler.is_compiling() or watched():
-            return self.fn(*args)
+            return self._eagerly(args)
         key = []
         grad = torch.is_grad_enabled()
         for a in args:
             if isinstance(a, torch.Tensor):
                 if (grad and a.requires_grad) or (type(a) is not torch.Tensor and type(a) is not torch.nn.Parameter):
-                    return self.fn(*args)
+                    return self._eagerly(args)
                 if a.layout is not torch.strided or a.is_neg():
-                    return self.fn(*args)
+                    return self._eagerly(args)
                 key.append(meta(a))
             else:
                 key.append(_spelled(a, self.name))
@@ -249,8 +257,15 @@ class Fused:
         return [args[p] if p is not None else g() for p, g in zip(call.positions, call.getters, strict=True)]  # type: ignore[misc]
 
     def _run(self, call: _Call, args: Sequence[Any]) -> Any:
-        bound = call.bound
-        return self.fn(*args) if bound is None else bound(*self._inputs(call, args))
+        if call.bound is None:
+            self._tally.counter(call.choice.tier)()
+            return self.fn(*args)
+        return call.bound(*self._inputs(call, args))
+
+    def _eagerly(self, args: Sequence[Any]) -> Any:
+        """A call that no choice was made for, or whose kernel failed."""
+        self._tally.counter("eager")()
+        return self.fn(*args)
 
     # ---- preparing a call
 
@@ -267,13 +282,13 @@ class Fused:
                 f"{self.name} is called for the first time with these shapes inside a CUDA graph capture: its eager "
                 "function is captured; call it once before",
             )
-            return self.fn(*args)
+            return self._eagerly(args)
         with self._lock:
             call = self._calls.get(exact)
             if call is None or not self._fresh(call, grad):
                 prepared = self._prepare(args, grad)
                 if prepared is None:
-                    return self.fn(*args)
+                    return self._eagerly(args)
                 if len(self._calls) >= MAX_CALLS:
                     self._calls.clear()
                 call = prepared
@@ -356,21 +371,22 @@ class Fused:
     def _checked_run(self, call: _Call, args: Sequence[Any]) -> Any:
         """The first run: a schedule that no search has checked is compared with the oracle, and eager runs if it errs."""
         if call.program is None:
-            return self.fn(*args)
+            return self._run(call, args)
         inputs = self._inputs(call, args)
         try:
-            call.bound = _bound(call.program, inputs, call.sizes, call.traced.spec)
+            call.bound = _bound(call.program, inputs, call.sizes, call.traced.spec, self._tally.counter(call.choice.tier))
             result = self._run(call, args)
             if not call.checked and not call.program.checked:
                 problem = _disagreement(call, inputs)
                 if problem:
+                    self._tally.take_back(call.choice.tier)
                     raise LaunchError(problem)
                 call.checked = call.program.checked = True
             return result
         except Exception as e:  # a compiler's own errors too: Triton's are of many classes
             if call.program.device.type == "cuda" and "CUDA error" in str(e):
                 raise  # the context is lost: nothing that follows can be right
-            instead = self.fn(*args)  # what this raises (a label that is no class) is the caller's, no fault of a kernel
+            instead = self._eagerly(args)  # what this raises (a label that is no class) is the caller's, no fault of a kernel
             warn_once(f"wrong {self.name}", f"{self.name} runs its eager function: its {call.choice.tier} kernel failed ({e})")
             assert self._lookup is not None
             assert call.workload is not None
@@ -380,6 +396,14 @@ class Fused:
             return instead
 
     # ---- looking inside
+
+    def tiers(self) -> dict[str, int]:
+        """How many calls each match tier has served so far, in this process: every call, also since before a `reload()`.
+
+        Calls that eager serves by rule (an input needs a gradient, autocast, a tracer) are "eager"; those inside
+        torch.compile are not seen.
+        """
+        return self._tally.read()
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """What a call with these arguments runs, and why; it prepares the call but does not run it."""

@@ -23,10 +23,10 @@ from .miss import NEAR_ROWS_LOG2, Miss, nearest, rows_apart
 from .program import Layouts, Program
 from .store.layers import Layers
 from .store.records import BestRecord, EnvironmentRecord, WorkloadRecord
+from .tally import TIERS
 
 SEED_LOG2 = 5.0  # one heuristic schedule serves row counts within a factor of 32, so that most new counts are no new build
-TUNED = ("exact", "near rows", "near device")
-"""The match tiers of what a store has, the best first; after them come "heuristic" and "eager"."""
+TUNED = TIERS[:3]  # what a store has
 _warned: set[str] = set()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -121,7 +122,9 @@ def test_a_wrong_kernel_of_another_device_makes_room_for_the_next_tier(database:
     fused, x = autofuse.fuse(gate), batch(100)
     with pytest.warns(RuntimeWarning, match=r"its near device kernel failed \(off by 1\)"):
         assert torch.equal(fused(x), gate(x))
+    assert fused.tiers() == {"eager": 1}
     right(gate, (x,), fused(x))
+    assert fused.tiers() == {"eager": 1, "heuristic": 1}
     told = fused.explain(x)
     assert (told.tier, told.note) == ("heuristic", "near device: its kernel failed: off by 1")
 
@@ -272,3 +275,52 @@ def test_layouts_in_words() -> None:
         "input 0: aligned to 16 bytes here, misaligned there", "input 0: strides (1) here, (4) there",
         "device: another of a there, D",
     )  # fmt: skip
+
+
+# ---- what served how many calls
+
+
+def test_every_call_is_counted_under_the_tier_that_served_it(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    database("store")
+    fused = autofuse.fuse(gate)
+    assert fused.tiers() == {}
+    turned = torch.randn(100 * COLS + 1)[1:].view(100, COLS)  # misaligned: no guard serves it
+    for _ in range(4):
+        fused(batch())
+        for rows in (100, 101):
+            fused(x=batch(rows))
+        fused(batch(5))
+        fused(turned)
+    expected = {"exact": 4, "near rows": 8, "heuristic": 8}
+    assert fused.tiers() == fused.tiers() == expected
+    fused(batch().requires_grad_())
+    with torch.autocast("cpu", torch.bfloat16):
+        fused(batch())
+    autofuse.reload()
+    fused(batch(5))
+    assert fused.tiers() == {**expected, "heuristic": 9, "eager": 2}
+    monkeypatch.setenv("AUTOFUSE_ON_MISS", "eager")
+    other = autofuse.fuse(gate)
+    for _ in range(3):
+        other(batch(5))
+    assert other.tiers() == {"eager": 3}
+
+
+def test_calls_from_many_threads_are_all_counted() -> None:
+    fused = autofuse.fuse(gate)
+    x, y = batch(4, 32), batch(5, 32)
+    fused(x)
+
+    def calls() -> None:
+        for _ in range(1000):
+            fused(x)
+            fused(y)
+
+    threads = [threading.Thread(target=calls) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(50):
+        fused.tiers()
+    for thread in threads:
+        thread.join()
+    assert fused.tiers() == {"heuristic": 8001}
