@@ -11,6 +11,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import StoreError
@@ -135,6 +136,8 @@ class Reader:
             return None
         except OSError as error:
             raise explain(error, str(path)) from error
+        if not S_ISREG(stat.st_mode):
+            raise StoreError(f"{path} is no file: name one in AUTOFUSE_STORE.")
         if stat.st_size == 0:
             self.absent = f"{path} is empty"
             return None
