@@ -107,7 +107,7 @@ def test_near_device_comes_after_near_rows_and_is_checked_at_its_first_call(
 
 
 def test_another_architecture_is_no_near_device(database: Database) -> None:
-    database("store", TWIN, "UPDATE device SET arch = 'sm_90'")
+    database("store", TWIN, "UPDATE device SET arch = 'sm_90'", "UPDATE environment SET driver = '570', triton = '3.5'")
     told = autofuse.fuse(gate).explain(batch())
     assert told.tier == "heuristic"
     assert told.differs == (f"device: {ARCH} here, sm_90 there",)

@@ -37,7 +37,7 @@ from autofuse.store.views import VIEWS
 
 FAMILY = workload().family
 OTHER = ChainRecord("f" * 64, "other", '{"nodes":["other"]}')
-OTHER_CONFIG = ConfigRecord(OTHER.key, "[0]", (schedule(OTHER, 16),))
+OTHER_CONFIG = ConfigRecord(OTHER.key, "[0]", (schedule(OTHER, 16), schedule(NORM, 8)))
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_what_it_holds(filled: Store, tmp_path: Path) -> None:
     meta = counts.pop("meta")
     assert meta > 0 and {k: v for k, v in counts.items() if v} == {
         "device": 2, "environment": 2, "chain": 4, "chain_segment": 3, "workload": 3, "schedule": 5, "config": 4,
-        "config_schedule": 5, "best": 4,
+        "config_schedule": 6, "best": 4,
     }  # fmt: skip
     assert rows(target, "PRAGMA foreign_key_check") == [] and rows(target, "PRAGMA integrity_check") == [("ok",)]
     assert rows(target, "PRAGMA journal_mode") == [("delete",)]
@@ -90,9 +90,10 @@ def test_what_it_holds(filled: Store, tmp_path: Path) -> None:
 def test_some_chains_only(filled: Store, tmp_path: Path) -> None:
     target = tmp_path / "shipped.db"
     assert export(filled, target, ["other"]) == 1
-    assert rows(target, "SELECT name FROM chain") == [("other",)]
+    assert rows(target, "SELECT name FROM chain") == [("",), ("other",)]
     assert rows(target, "SELECT name FROM device") == [("H200",)]
-    assert rows(target, "SELECT num_warps FROM schedule") == [(16,)]
+    assert rows(target, "SELECT num_warps FROM schedule") == [(8,), (16,)]
+    assert rows(target, "PRAGMA foreign_key_check") == []
     assert export(filled, target, ["norm_silu", "other"], force=True) == 4
     with pytest.raises(InputError, match="No chain in the database has the name, id or key prefix 'nope'"):
         export(filled, tmp_path / "new.db", ["nope"])
