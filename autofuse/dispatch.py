@@ -347,8 +347,8 @@ class Fused:
         self._traces[key] = (traced, fusion, bound, watched)
         return self._traces[key]
 
-    def _prepare(self, args: Sequence[Any], grad: bool) -> _Call | None:
-        """The prepared call, or None where the eager function is the right thing for this one call."""
+    def _prepare(self, args: Sequence[Any], grad: bool, why: bool = False) -> _Call | None:
+        """The prepared call, or None where the eager function is the right thing for this one call. `why`: see `choose`."""
         devices = {a.device for a in args if isinstance(a, torch.Tensor) and (a.dim() or a.device.type != "cpu")}
         if len(devices) != 1 or next(iter(devices)).type not in ("cpu", "cuda"):
             return None  # mixed devices raise what eager raises
@@ -364,7 +364,7 @@ class Fused:
         device = next(iter(devices))
         work = workload_of(traced.chain, layouts_of(traced.chain, inputs), sizes)
         assert self._lookup is not None
-        choice, program = self._lookup.choose(fusion, inputs, sizes, work, device)
+        choice, program = self._lookup.choose(fusion, inputs, sizes, work, device, why)
         checked = choice.checked
         return _Call(traced, program, None, sizes, getters, positions, watched, metas, choice, work, checked)
 
@@ -416,7 +416,7 @@ class Fused:
         if self._disabled:
             return Explanation(self.name, "eager", "AUTOFUSE_DISABLE is set", None, "eager", (), None, None)
         with self._lock:
-            call = self._prepare(args, torch.is_grad_enabled())
+            call = self._prepare(args, torch.is_grad_enabled(), why=True)
         grad = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
         if call is None or grad:
             return Explanation(

@@ -40,7 +40,7 @@ def warn_once(key: str, text: str) -> None:
 @dataclass(frozen=True)
 class Choice:
     """A config for a call, and how it was found. `checked`: a search has checked these very kernels on this device.
-    `miss`: where no store had one, what is nearest to the call."""
+    `miss`: where no store had one, and somebody asked why, what is nearest to the call."""
 
     tier: str
     note: str
@@ -102,10 +102,11 @@ class Lookup:
 
     def choose(
         self, fusion: Fusion, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int], work: WorkloadRecord,
-        device: torch.device,
+        device: torch.device, why: bool = False,
     ) -> tuple[Choice, Program | None]:  # fmt: skip
         """The best choice that can be built, and its program; None for the eager function.
 
+        `why`: say of a miss what comes nearest to it, which takes a query over all that is tuned of the chain.
         Raises MissError where the store has nothing and AUTOFUSE_ON_MISS is "error".
         """
         name = str(device)
@@ -114,7 +115,7 @@ class Lookup:
         miss = None
         try:
             candidates = self._candidates(work, name, reasons)
-            if not candidates and not reasons:
+            if not candidates and not reasons and (why or self.settings.on_miss == "error"):
                 miss = self._nearest(work, name)
         except (TypeError, ValueError, ArithmeticError, AttributeError) as e:
             candidates = []

@@ -361,6 +361,9 @@ def test_export(run: Run, filled: Path, home: Path) -> None:
     done = run("export", "shipped.db")
     assert done.exit_code == 2 and "is there already: name another file, or use --force" in done.stderr
     assert run("export", "shipped.db", "--force").exit_code == 0
+    assert run("export", "again.db", "--store", "shipped.db").exit_code == 0
+    assert json.loads(run("best", "--store", "again.db", "--json").stdout) == mine
+    assert run("export", "more.db", "--store", "nowhere.db").exit_code == 2
     assert run("export", "other.db", "--chain", "nope").exit_code == 2 and not (home / "other.db").exists()
 
 

@@ -242,7 +242,9 @@ def test_a_prepared_call_asks_nothing(database: Database, monkeypatch: pytest.Mo
     for _ in range(3):
         fused(batch(4, 32))
         fused(batch())
-    assert asked == ["best", "entries", "best"]
+    fused(batch(5, 32))
+    assert asked == ["best", "best"]
+    assert fused.explain(batch(4, 32)).nearest and asked == ["best", "best", "entries"]  # only who asks pays for the answer
 
 
 HERE = EnvironmentRecord("", "", "2.9", "", "gcc", "3.11", "0.1", "k")

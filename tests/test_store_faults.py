@@ -126,6 +126,16 @@ def test_calls_go_on(store: Path, fault: str, on_miss: str, monkeypatch: pytest.
     assert after == before
 
 
+def test_a_default_store_that_nobody_has_made_yet_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AUTOFUSE_STORE")
+    monkeypatch.setattr("platformdirs.user_data_dir", lambda *_: str(tmp_path / "data"))
+    fused = autofuse.fuse(gate)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        right(gate, (batch(3),), fused(batch(3)))
+    assert fused.tiers() == {"heuristic": 1} and not (tmp_path / "data").exists()
+
+
 def test_an_empty_store_that_is_tuned_later_serves_new_calls(store: Path, searched: bytes) -> None:
     store.write_bytes(b"")
     fused = autofuse.fuse(gate)
