@@ -14,7 +14,7 @@ demo: $(STAMP)
 
 # What starts processes, locks databases or races threads is tested alone, the rest side by side.
 # As root, with_postgres.sh may install PostgreSQL by apt; without one its tests are skipped.
-ALONE := tests/search tests/store tests/test_cli.py tests/test_dispatch.py tests/test_tune.py
+ALONE := tests/search tests/store $(addprefix tests/test_,cli.py cli_demand.py demand.py dispatch.py store_faults.py tune.py)
 ABREAST := -n auto --maxprocesses 8
 
 test: lint

@@ -53,6 +53,25 @@ StoreUrl = Annotated[
     typer.Option("--store", metavar="URL", help="Result database: a file, sqlite:///FILE or postgresql://... "
                  "[default: AUTOFUSE_STORE, or a file in the user's data folder]"),
 ]  # fmt: skip
+TARGET_HELP = "path.py:function or module:function"
+Args = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arg",
+        metavar="NAME=SPEC",
+        help="An argument, once for each: x=rows,4096 (extents or axes), "
+        "labels=rows:int64:0..32000 (dtype, range), scale=0.125, n=3:int (Python scalars).",
+    ),
+]
+Axes = Annotated[
+    list[str] | None,
+    typer.Option("--axis", metavar="NAME=N,N,...", help="The extents of an axis that the arguments name."),
+]
+Dtypes = Annotated[
+    list[str] | None,
+    typer.Option("--dtype", metavar="DTYPE,...", help="Dtypes of the arguments that name none [default: float32]"),
+]
+Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda:N [default: the GPU if there is one]")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")]
 
 
@@ -75,29 +94,15 @@ def common(
 
 @app.command()
 def tune(
-    target: Annotated[str | None, typer.Argument(metavar="TARGET", help="path.py:function or module:function")] = None,
-    arg: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--arg",
-            metavar="NAME=SPEC",
-            help="An argument, once for each: x=rows,4096 (extents or axes), "
-            "labels=rows:int64:0..32000 (dtype, range), scale=0.125, n=3:int (Python scalars).",
-        ),
-    ] = None,
-    axis: Annotated[
-        list[str] | None,
-        typer.Option("--axis", metavar="NAME=N,N,...", help="The extents of an axis that the arguments name."),
-    ] = None,
-    dtype: Annotated[
-        list[str] | None,
-        typer.Option("--dtype", metavar="DTYPE,...", help="Dtypes of the arguments that name none [default: float32]"),
-    ] = None,
+    target: Annotated[str | None, typer.Argument(metavar="TARGET", help=TARGET_HELP)] = None,
+    arg: Args = None,
+    axis: Axes = None,
+    dtype: Dtypes = None,
     job: Annotated[Path | None, typer.Option("--job", metavar="FILE", help="A job file (TOML) with many.")] = None,
     from_demand: Annotated[bool, typer.Option("--from-demand", help="What `autofuse demand` lists for the device.")] = False,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="How many, with --from-demand [default: 10]")] = None,
     store: StoreUrl = None,
-    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda:N [default: the GPU if there is one]")] = None,
+    device: Device = None,
     trials: Annotated[int | None, typer.Option("--trials", min=1, help="Most trials of a workload [default: 60]")] = None,
     seconds: Annotated[float | None, typer.Option("--seconds", min=0.1, help="Most seconds of a workload [default: 30]")] = None,
     math: Annotated[
@@ -274,6 +279,47 @@ def _reading(store: str | None) -> Store:
     from .store.store import Store
 
     return Store.open(database_url(store), read_only=True)
+
+
+@app.command()
+def explain(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help=TARGET_HELP)],
+    arg: Args = None,
+    axis: Axes = None,
+    dtype: Dtypes = None,
+    store: StoreUrl = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """What calls of a function would run, and why; runs nothing."""
+    from .device import parse_device
+    from .dispatch import Fused
+    from .doctor import database_url
+
+    wanted = _job(target, arg or [], axis or [], dtype or [], None)
+    place = str(parse_device(device))
+    fn, cases = _prepare(wanted.requests[0], place, 0)
+    own = fn if isinstance(fn, Fused) else Fused(fn)
+    fused = Fused(own.fn, database_url(store), own.name)
+    tables.show_explained([fused.explain(*case) for case in cases], as_json)
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The database to make.")],
+    chain: Annotated[
+        list[str] | None,
+        typer.Option("--chain", metavar="N", help="Only this chain (name, id or the start of its key); may be repeated."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
+    store: StoreUrl = None,
+) -> None:
+    """Write the winners into a single file, to be shipped."""
+    from .store.export import export as write
+
+    with _reading(store) as opened:
+        count = write(opened, file, chain or (), force=force)
+    typer.echo(f"winners written to {file}: {count}", err=True)
 
 
 @app.command()

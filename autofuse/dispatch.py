@@ -29,6 +29,7 @@ from .lookup import Choice, Lookup, warn_once
 from .program import Bound, Program
 from .store.records import WorkloadRecord
 from .stored import traced_of
+from .tally import Tally
 from .traced import Traced, flatten_call, sizes_of
 from .workload import layouts_of, workload_of
 
@@ -49,7 +50,11 @@ def reload() -> None:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a call runs and why. Printing it shows plan, schedules, match tier and times; `source` the kernels."""
+    """What a call runs and why. Printing it shows plan, schedules, match tier and times; `source` the kernels.
+
+    Where no store had anything for the call: `nearest`, the tuned entry that comes nearest, and `differs`, a line for each
+    field that is another there.
+    """
 
     name: str
     tier: str
@@ -60,6 +65,8 @@ class Explanation:
     median_us: float | None
     tuned_rows: int | None
     source: str = field(repr=False, default="")
+    nearest: str = ""
+    differs: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.name}: {self.tier}{f' ({self.note})' if self.note else ''}"]
@@ -73,6 +80,9 @@ class Explanation:
             lines.append(f"  schedule   {part}: {knobs or 'none'}")
         if self.median_us is not None:
             lines.append(f"  tuned      {self.median_us:.2f} µs at rows {self.tuned_rows}")
+        if self.nearest:
+            lines.append(f"  nearest    {self.nearest}")
+        lines += [f"  differs    {line}" for line in self.differs]
         return "\n".join(lines)
 
 
@@ -157,6 +167,10 @@ class BoundMethod:
         """What a call with these arguments runs, and why."""
         return self._fused.explain(self.__self__, *args, **kwargs)
 
+    def tiers(self) -> dict[str, int]:
+        """How many calls each match tier has served, those of other objects too."""
+        return self._fused.tiers()
+
 
 class Fused:
     """A function with its tuned kernels. Call it like the function; see `explain` for what a call runs."""
@@ -169,6 +183,7 @@ class Fused:
         self._store = store
         self._lock = threading.RLock()
         self.own_out = False
+        self._tally = Tally()
         self._reset()
         functools.update_wrapper(self, fn)
         self.handle = operator.register(self)
@@ -238,15 +253,13 @@ class Fused:
         if self._disabled is None:
             self._configure()
         if self._disabled:
-            return self.fn(*args)
+            return self._eagerly(args)
         if torch.compiler.is_compiling():
             return operator.in_graph(self, args, {})
-        if watched():
-            return self.fn(*args)
         grad = torch.is_grad_enabled()
-        exact = self._signature(args, grad)
+        exact = None if watched() else self._signature(args, grad)
         if exact is None:
-            return self.fn(*args)
+            return self._eagerly(args)
         call = self._calls.get(exact)
         if call is None or not self._fresh(call, grad):
             return self._first(exact, args, grad)
@@ -281,8 +294,14 @@ class Fused:
     def _run(self, call: _Call, args: Sequence[Any]) -> Any:
         if call.bound is not None:
             return call.bound(*self._inputs(call, args))
+        self._tally.counter(call.choice.tier)()
         if call.tick is not None:
             call.tick()
+        return self.fn(*args)
+
+    def _eagerly(self, args: Sequence[Any]) -> Any:
+        """A call that no choice was made for, or whose kernel failed."""
+        self._tally.counter("eager")()
         return self.fn(*args)
 
     # ---- preparing a call
@@ -301,17 +320,20 @@ class Fused:
                 f"{self.name} is called for the first time with these shapes inside a CUDA graph capture: its eager "
                 "function is captured; call it once before",
             )
-            return self.fn(*args)
+            return self._eagerly(args)
         with self._lock:
             call = self._calls.get(exact)
             if call is None or not self._fresh(call, grad):
                 prepared = self._prepare(args, grad)
                 if prepared is None:
-                    return self.fn(*args)
+                    return self._eagerly(args)
                 if len(self._calls) >= MAX_CALLS:
                     self._calls.clear()
                 call = prepared
+                tuned = call.program is not None and call.choice.best is not None
                 result = self._checked_run(call, args)
+                if tuned and call.program is None:
+                    return result  # the next such call takes the next tier
                 if self._counts and call.choice.tier != "exact":
                     from . import demand
 
@@ -370,8 +392,8 @@ class Fused:
         self._traces[key] = (traced, fusion, bound, watched)
         return self._traces[key]
 
-    def _prepare(self, args: Sequence[Any], grad: bool) -> _Call | None:
-        """The prepared call, or None where the eager function is the right thing for this one call."""
+    def _prepare(self, args: Sequence[Any], grad: bool, why: bool = False) -> _Call | None:
+        """The prepared call, or None where the eager function is the right thing for this one call. `why`: see `choose`."""
         devices = {a.device for a in args if isinstance(a, torch.Tensor) and (a.dim() or a.device.type != "cpu")}
         if len(devices) != 1 or next(iter(devices)).type not in ("cpu", "cuda"):
             return None  # mixed devices raise what eager raises
@@ -387,33 +409,35 @@ class Fused:
         device = next(iter(devices))
         work = workload_of(traced.chain, layouts_of(traced.chain, inputs), sizes)
         assert self._lookup is not None
-        choice, program = self._lookup.choose(fusion, inputs, sizes, work, device)
+        choice, program = self._lookup.choose(fusion, inputs, sizes, work, device, why)
         checked = choice.checked
         return _Call(traced, program, None, sizes, getters, positions, watched, metas, choice, work, checked)
 
     def _checked_run(self, call: _Call, args: Sequence[Any]) -> Any:
         """The first run: a schedule that no search has checked is compared with the oracle, and eager runs if it errs."""
         if call.program is None:
-            return self.fn(*args)
+            return self._run(call, args)
         inputs = self._inputs(call, args)
         try:
-            bind = functools.partial(call.program.bind, inputs, call.sizes, call.traced.spec)
+            counter = self._tally.counter(call.choice.tier)
+            bind = functools.partial(call.program.bind, inputs, call.sizes, call.traced.spec, counter)
             call.bound = _bound(call.program, len(inputs), bind)
             result = self._run(call, args)
             if not call.checked and not call.program.checked:
                 problem = _disagreement(call, inputs)
                 if problem:
+                    self._tally.take_back(call.choice.tier)
                     raise LaunchError(problem)
                 call.checked = call.program.checked = True
             return result
         except Exception as e:  # a compiler's own errors too: Triton's are of many classes
             if call.program.device.type == "cuda" and "CUDA error" in str(e):
                 raise  # the context is lost: nothing that follows can be right
-            instead = self.fn(*args)  # what this raises (a label that is no class) is the caller's, no fault of a kernel
+            instead = self._eagerly(args)  # what this raises (a label that is no class) is the caller's, no fault of a kernel
             warn_once(f"wrong {self.name}", f"{self.name} runs its eager function: its {call.choice.tier} kernel failed ({e})")
             assert self._lookup is not None
             assert call.workload is not None
-            self._lookup.distrust(call.workload.family, str(call.program.device), str(e))
+            self._lookup.distrust(call.choice, call.workload.family, str(call.program.device), str(e))
             call.program = call.bound = None
             call.choice = Choice("eager", str(e), Plan(()))
             return instead
@@ -434,7 +458,10 @@ class Fused:
         program, inputs, sizes, chain = call.program, self._inputs(call, args), call.sizes, call.traced.chain
 
         def bind_into(outs: Sequence[torch.Tensor]) -> Bound:
-            return _bound(program, len(inputs) + len(outs), functools.partial(program.bind_into, inputs, outs, sizes))
+            tally, tick = self._tally.counter(call.choice.tier), call.tick
+            counter = tally if tick is None else lambda: (tally(), tick())
+            bind = functools.partial(program.bind_into, inputs, outs, sizes, counter)
+            return _bound(program, len(inputs) + len(outs), bind)
 
         return Prepared(
             call.bound, bind_into, inputs, call.positions, call.getters, call.watches,
@@ -453,6 +480,14 @@ class Fused:
 
     # ---- looking inside
 
+    def tiers(self) -> dict[str, int]:
+        """How many calls each match tier has served so far, in this process: every call, also since before a `reload()`.
+
+        Calls that eager serves by rule (an input needs a gradient, autocast, a tracer) are "eager"; those inside
+        torch.compile are not seen.
+        """
+        return self._tally.read()
+
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """What a call with these arguments runs, and why; it prepares the call but does not run it."""
         if kwargs:
@@ -464,7 +499,7 @@ class Fused:
         if self._disabled:
             return Explanation(self.name, "eager", "AUTOFUSE_DISABLE is set", None, "eager", (), None, None)
         with self._lock:
-            call = self._prepare(args, torch.is_grad_enabled())
+            call = self._prepare(args, torch.is_grad_enabled(), why=True)
         grad = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
         if call is None or grad:
             return Explanation(
@@ -480,10 +515,11 @@ class Fused:
         source = ""
         if call.program is not None:
             source = "\n\n".join(s.text for s in call.program.sources if s is not None)
-        best = call.choice.best
+        best, miss = call.choice.best, call.choice.miss
         return Explanation(
             self.name, call.choice.tier, call.choice.note, call.workload, str(call.choice.plan), call.choice.schedules,
             best.median_us if best else None, best.rows if best else None, source,
+            miss.nearest if miss else "", miss.differs if miss else (),
         )  # fmt: skip
 
 

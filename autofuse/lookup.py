@@ -1,4 +1,4 @@
-"""What a call should run: the store's configs in order of trust, then a heuristic schedule, then eager.
+"""What a call should run: the stores' configs in order of trust, then a heuristic schedule, then eager.
 
 A database is never an error here: one that cannot be read is a miss with one warning, and what it holds is data that is
 checked again (legality at the real shape, knobs against their space) before a kernel is made from it.
@@ -17,14 +17,16 @@ import torch
 
 from . import settings
 from .device import describe, environment, limits
-from .errors import BuildError, Infeasible, InputError, MissError, StoreError
+from .errors import BuildError, Infeasible, InputError, MissError
 from .fusion import EAGER, Fusion, Plan
+from .miss import NEAR_ROWS_LOG2, Miss, nearest, rows_apart
 from .program import Layouts, Program
-from .store.reader import Reader
+from .store.layers import Layers
 from .store.records import BestRecord, EnvironmentRecord, WorkloadRecord
+from .tally import TIERS
 
 SEED_LOG2 = 5.0  # one heuristic schedule serves row counts within a factor of 32, so that most new counts are no new build
-NEAR_ROWS_LOG2 = 6.0  # a config tuned at up to 64 times fewer or more rows may serve
+TUNED = TIERS[:3]  # what a store has
 _warned: set[str] = set()
 
 
@@ -37,7 +39,8 @@ def warn_once(key: str, text: str) -> None:
 
 @dataclass(frozen=True)
 class Choice:
-    """A config for a call, and how it was found. `checked`: a search has checked these very kernels."""
+    """A config for a call, and how it was found. `checked`: a search has checked these very kernels on this device.
+    `miss`: where no store had one, and somebody asked why, what is nearest to the call."""
 
     tier: str
     note: str
@@ -45,6 +48,7 @@ class Choice:
     schedules: tuple[dict[str, int | str], ...] = ()
     best: BestRecord | None = None
     checked: bool = False
+    miss: Miss | None = None
 
 
 class _Where:
@@ -86,34 +90,41 @@ class Lookup:
     def __init__(self, name: str, store: str | None, read: settings.Settings) -> None:
         self.name, self.settings = name, read
         self.url = settings.store_url(store) if store else read.store
-        self._reader: Reader | None = None
-        self._found: dict[tuple[str, str], list[BestRecord]] = {}
+        self._layers = Layers((self.url, *read.layers), warn_once, bool(store) or read.named)
         self._programs: dict[Any, Program] = {}
         self._ready: dict[Any, Program] = {}
         self._heuristic: dict[tuple[Any, ...], Choice] = {}
-        self._bad: dict[tuple[str, str], str] = {}
+        self._bad: dict[tuple[str, str, str], str] = {}
 
-    def distrust(self, family: str, device: str, why: str) -> None:
-        """Make no heuristic kernel of this workload family any more: one was wrong."""
-        self._bad[family, device] = why
+    def distrust(self, choice: Choice, family: str, device: str, why: str) -> None:
+        """Use this config for this workload family no more, or no heuristic schedule: its kernel was wrong."""
+        self._bad[family, device, _config(choice)] = why
 
     def choose(
         self, fusion: Fusion, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int], work: WorkloadRecord,
-        device: torch.device,
+        device: torch.device, why: bool = False,
     ) -> tuple[Choice, Program | None]:  # fmt: skip
         """The best choice that can be built, and its program; None for the eager function.
 
+        `why`: say of a miss what comes nearest to it, which takes a query over all that is tuned of the chain.
         Raises MissError where the store has nothing and AUTOFUSE_ON_MISS is "error".
         """
         name = str(device)
         where = _Where(fusion, inputs, sizes, work, device)
-        reasons = []
+        reasons: list[str] = []
+        miss = None
         try:
-            candidates = self._candidates(work, name)
-        except (TypeError, ValueError, ArithmeticError) as e:
+            candidates = self._candidates(work, name, reasons)
+            if not candidates and not reasons and (why or self.settings.on_miss == "error"):
+                miss = self._nearest(work, name)
+        except (TypeError, ValueError, ArithmeticError, AttributeError) as e:
             candidates = []
             reasons.append(f"a row of the store is not what autofuse writes ({e})")
         for choice in candidates:
+            bad = self._bad.get((work.family, name, _config(choice)))
+            if bad is not None:
+                reasons.append(f"{choice.tier}: its kernel failed: {bad}")
+                continue
             try:
                 return choice, self._program(where, choice)
             except (Infeasible, BuildError, InputError) as e:
@@ -121,61 +132,58 @@ class Lookup:
             except (TypeError, ValueError, LookupError, AssertionError, AttributeError) as e:  # a row that no autofuse wrote
                 reasons.append(f"{choice.tier}: a row of the store is not what autofuse writes ({type(e).__name__}: {e})")
         note = "; ".join(reasons) or "the store has nothing near it"
+        if miss is not None:
+            note += f": the nearest differs in {', '.join(dict.fromkeys(d.partition(':')[0] for d in miss.differs))}"
         if self.settings.on_miss == "error":
             raise MissError(
-                f"{self.name} has no tuned kernel for rows {work.rows}, extents {work.extents} ({note}): run `autofuse tune` "
-                "for it, or set AUTOFUSE_ON_MISS to heuristic or eager"
+                f"{self.name} has no tuned kernel for rows {work.rows}, extents {work.extents} ({miss or note}): run "
+                "`autofuse tune` for it, or set AUTOFUSE_ON_MISS to heuristic or eager"
             )
-        if (work.family, name) in self._bad:
-            return Choice("eager", f"its heuristic kernel failed: {self._bad[work.family, name]}", Plan(())), None
+        if (work.family, name, "") in self._bad:
+            return Choice("eager", f"its heuristic kernel failed: {self._bad[work.family, name, '']}", Plan(()), miss=miss), None
         if self.settings.on_miss == "heuristic":
             try:
                 first = self._heuristic.get(where.seed_key)
                 if first is None:
                     plan, schedules = where.layouts.plan(fusion.fused(), limits(name))
                     first = self._heuristic[where.seed_key] = Choice("heuristic", note, plan, tuple(schedules))
-                choice = replace(first, note=note)
+                choice = replace(first, note=note, miss=miss)
                 return choice, self._program(where, choice)
             except (Infeasible, BuildError) as e:
                 warn_once(f"build {self.name}", f"{self.name} runs its eager function: {e}")
                 note = str(e)
-        return Choice("eager", note, Plan(())), None
+        return Choice("eager", note, Plan(()), miss=miss), None
 
-    def _best(self, family: str, device: str) -> list[BestRecord]:
-        """What the store has of a workload family; nothing, with one warning, where it cannot be read."""
-        found = self._found.get((family, device))
-        if found is None:
-            try:
-                if self._reader is None:
-                    self._reader = Reader(self.url)
-                found = self._reader.best(family, device)
-            except StoreError as e:
-                warn_once(f"store {self.url}", f"the store is not used: {e}")
-                found = []
-            self._found[family, device] = found
-        return found
-
-    def _candidates(self, work: WorkloadRecord, device: str) -> list[Choice]:
-        """Tuned configs, best first: exact rows before near ones, then by environment, verified, nearness and time."""
-        here = environment(device)
+    def _candidates(self, work: WorkloadRecord, device: str, reasons: list[str]) -> list[Choice]:
+        """Tuned configs, best first: by tier, environment, verified, nearness of rows, layer and time. Rows that are not
+        what autofuse writes are told in `reasons`."""
+        here, silicon = environment(device), describe(device)
         ranked = []
-        for best in self._best(work.family, describe(device).uid):
-            distance = abs(math.log2(max(1, best.rows)) - math.log2(max(1, work.rows)))
+        for layer, best in self._layers.best(work.family, silicon.uid, silicon.arch):
+            distance = rows_apart(best.rows, work.rows)
             if distance > NEAR_ROWS_LOG2:
                 continue
-            near = best.rows != work.rows
+            tier = 2 if best.device_uid != silicon.uid else int(best.rows != work.rows)
             rank, note = environment_rank(best.environment, here)
-            ranked.append(((near, rank, not best.verified, distance, best.median_us), best, note))
+            ranked.append(((tier, rank, not best.verified, distance, layer, best.median_us), best, note))
         made = []
-        for (near, rank, *_), best, note in sorted(ranked, key=lambda r: r[0]):
-            text = "; ".join(x for x in (f"tuned at rows {best.rows}" if near else "", note) if x)
+        for (tier, rank, *_), best, note in sorted(ranked, key=lambda r: r[0]):
+            at = "" if tier == 0 else f"tuned at rows {best.rows}{f' on {best.device_name}' if tier == 2 else ''}"
             try:
                 plan = Plan.parse(best.plan)
-            except InputError:
-                continue  # not ours: a row that no autofuse wrote
+            except InputError as e:
+                reasons.append(f"{TUNED[tier]}: a row of the store is not what autofuse writes ({e})")
+                continue
             schedules = tuple(dict(s.knobs) for s in best.schedules)
-            made.append(Choice("near rows" if near else "exact", text, plan, schedules, best, rank < 2))
+            text = "; ".join(x for x in (at, note) if x)
+            made.append(Choice(TUNED[tier], text, plan, schedules, best, rank < 2 and tier < 2))
         return made
+
+    def _nearest(self, work: WorkloadRecord, device: str) -> Miss | None:
+        """What of all that is tuned comes nearest to a call that found nothing."""
+        silicon = describe(device)
+        known = self._layers.entries(work.chain_key, self.name, work.family, silicon.arch)
+        return nearest(known, work, silicon.uid, silicon.arch, environment(device))
 
     def _program(self, where: _Where, choice: Choice) -> Program | None:
         if choice.plan.is_eager:
@@ -196,6 +204,10 @@ class Lookup:
         if ready is not None:
             self._ready[ready] = found
         return found
+
+
+def _config(choice: Choice) -> str:
+    return choice.best.config_uid if choice.best is not None else ""
 
 
 def environment_rank(then: EnvironmentRecord, here: EnvironmentRecord) -> tuple[int, str]:

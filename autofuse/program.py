@@ -184,12 +184,16 @@ class Program:
             self._replay(o, values, sizes)
         return [values[o] for o in self.chain.outputs]
 
-    def bind(self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int], spec: Any = None) -> Bound:
+    def bind(
+        self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int], spec: Any = None, counter: Callable[[], Any] | None = None
+    ) -> Bound:
         """The program for inputs of exactly these sizes and strides: a function of them that gives the outputs, nested as
-        `spec` (a tree of torch.utils._pytree) says, or as a list. Shapes, scalars and grids are computed once, here."""
+        `spec` (a tree of torch.utils._pytree) says, or as a list. Shapes, scalars and grids are computed once, here.
+        `counter` is called in each run."""
         arguments = ", ".join(f"v{k}" for k in range(self.chain.num_inputs))
         lines, names = self._body(inputs, sizes)
         names["spec"], names["unflatten"] = spec, torch.utils._pytree.tree_unflatten
+        names["counter"], counted = counter, ["counter()"] if counter is not None else []
         outputs = ", ".join(f"v{o}" for o in self.chain.outputs)
         if spec is None:
             result = f"[{outputs}]"
@@ -199,10 +203,13 @@ class Program:
             result = f"({outputs},)" if spec.type is tuple else f"[{outputs}]"
         else:
             result = f"unflatten([{outputs}], spec)"
-        text = "".join(f"    {line}\n" for line in (*lines, f"return {result}"))
+        text = "".join(f"    {line}\n" for line in (*lines, *counted, f"return {result}"))
         return flat.function(f"def run({arguments}):\n{text}", names)
 
-    def bind_into(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Bound:
+    def bind_into(
+        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int],
+        counter: Callable[[], Any],
+    ) -> Bound:  # fmt: skip
         """As `bind`, for a function of the inputs and of tensors like `outputs`, which get the chain's outputs. Kernels write
         what lies in memory as eager lays it out; the rest is copied. No output may share memory with an input."""
         given = [f"o{k}" for k in range(len(outputs))]
@@ -216,7 +223,8 @@ class Program:
             if owned.get(value) != name:
                 lines.append(f"{name}.copy_(v{value})")
         arguments = ", ".join([*(f"v{k}" for k in range(self.chain.num_inputs)), *given])
-        return flat.function(f"def run({arguments}):\n" + "".join(f"    {line}\n" for line in lines or ["pass"]), names)
+        text = "".join(f"    {line}\n" for line in (*lines, "counter()"))
+        return flat.function(f"def run({arguments}):\n{text}", names | {"counter": counter})
 
     def _body(
         self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int], owned: Mapping[int, str] | None = None

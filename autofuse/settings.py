@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ class Settings:
     disable   AUTOFUSE_DISABLE=1: every fused function is its eager self
     on_miss   AUTOFUSE_ON_MISS: what a call does when the store has nothing near it
     demand    AUTOFUSE_DEMAND=1: calls that no config was tuned for are counted, and written to the store
+    layers    URLs of databases that are only read, below the store, the first before the next (AUTOFUSE_LAYERS)
+    named     whether AUTOFUSE_STORE is set
     """
 
     store: str
@@ -28,6 +31,8 @@ class Settings:
     disable: bool
     on_miss: str
     demand: bool = False
+    layers: tuple[str, ...] = ()
+    named: bool = False
 
 
 def _flag(env: Mapping[str, str], name: str) -> bool:
@@ -47,14 +52,32 @@ def read(env: Mapping[str, str] | None = None) -> Settings:
         raise InputError(f"AUTOFUSE_ON_MISS is {on_miss!r}: set it to one of {', '.join(ON_MISS)}")
     store = env.get("AUTOFUSE_STORE", "").strip()
     cache = env.get("AUTOFUSE_CACHE", "").strip()
+    layers = tuple(store_url(text) for text in _paths(env.get("AUTOFUSE_LAYERS", "")))
+    named = bool(store)
     if not store or not cache:
         import platformdirs
 
         store = store or f"sqlite:///{Path(platformdirs.user_data_dir('autofuse', False)) / 'autofuse.db'}"
         cache = cache or platformdirs.user_cache_dir("autofuse", False)
     return Settings(
-        store_url(store), Path(cache).expanduser(), _flag(env, "AUTOFUSE_DISABLE"), on_miss, _flag(env, "AUTOFUSE_DEMAND")
-    )
+        store_url(store), Path(cache).expanduser(), _flag(env, "AUTOFUSE_DISABLE"), on_miss, _flag(env, "AUTOFUSE_DEMAND"),
+        layers, named,
+    )  # fmt: skip
+
+
+def _paths(text: str) -> list[str]:
+    """The paths and URLs between separators of a search path (":", on Windows ";"), which a URL may hold too: what follows
+    the URL of a server is another only if it begins like a URL, "/", "." or "~"."""
+    made: list[str] = []
+    server = False
+    for piece in re.split(rf"{re.escape(os.pathsep)}(?!//)", text):
+        starts = "://" in piece or piece.startswith(("/", ".", "~"))
+        if server and not starts:
+            made[-1] += os.pathsep + piece
+            continue
+        made.append(piece)
+        server = "://" in piece and not piece.startswith("sqlite")
+    return [p.strip() for p in made if p.strip()]
 
 
 def store_url(text: str) -> str:

@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from .dispatch import Explanation
     from .doctor import Check
     from .result import Tuned
 
@@ -123,6 +124,14 @@ def show_record(record: Mapping[str, Any], as_json: bool) -> None:
     lines += [(f"run {k}", v) for k, v in record["run"].items() if k not in record and f"run_{k}" not in record]
     lines += [(f"schedule {k}", _schedule(s)) for k, s in enumerate(record["schedules"])]
     _table(["field", "value"], [line for line in lines if line[1] not in (None, "")], [False, False])
+
+
+def show_explained(told: Sequence[Explanation], as_json: bool) -> None:
+    """What calls would run, a paragraph each."""
+    if as_json:
+        _json([asdict(one) for one in told])
+        return
+    _write("\n\n".join(map(str, told)) + "\n")
 
 
 def show_checks(checks: Iterable[Check], as_json: bool) -> None:

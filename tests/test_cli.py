@@ -338,6 +338,41 @@ def test_best(run: Run, filled: Path) -> None:
     assert told == {"dtypes": ["float16", "float16"], "chain": "norm_silu"}
 
 
+def test_explain_says_what_a_call_would_run_and_does_not_run_it(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autofuse.dispatch import Fused
+    from autofuse.program import Program
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("it was run")
+
+    for owner, name in ((Fused, "__call__"), (Fused, "_run"), (Program, "__call__"), (Program, "bind")):
+        monkeypatch.setattr(owner, name, refuse)
+    with Store.open(f"sqlite:///{home / 'results.db'}"):
+        pass
+    words = ["explain", "mine.py:add", "--device", "cpu", "--arg", "x=r,8", "--arg", "y=8", "--axis", "r=2,3", "--dtype", "bf16"]
+    first, second = run(*words).stdout.split("\n\n")
+    assert first.startswith("add: heuristic (the store has nothing near it)\n  workload   rows 2, extents 8, bfloat16")
+    assert "rows 3, extents 8" in second
+    told = json.loads(run(*words, "--json").stdout)
+    assert [(t["tier"], t["workload"]["rows"], t["differs"]) for t in told] == [("heuristic", 2, []), ("heuristic", 3, [])]
+    done = run("explain", "mine.py:add", "--arg", "x=4")
+    assert (done.exit_code, done.stdout) == (2, "") and done.stderr.startswith("autofuse: ") and "y" in done.stderr
+
+
+def test_export(run: Run, filled: Path, home: Path) -> None:
+    done = run("export", "shipped.db", "--chain", "norm_silu")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "winners written to shipped.db: 1\n")
+    mine, shipped = (json.loads(run("best", "--store", f, "--json").stdout) for f in ("results.db", "shipped.db"))
+    assert mine == shipped
+    done = run("export", "shipped.db")
+    assert done.exit_code == 2 and "is there already: name another file, or use --force" in done.stderr
+    assert run("export", "shipped.db", "--force").exit_code == 0
+    assert run("export", "again.db", "--store", "shipped.db").exit_code == 0
+    assert json.loads(run("best", "--store", "again.db", "--json").stdout) == mine
+    assert run("export", "more.db", "--store", "nowhere.db").exit_code == 2
+    assert run("export", "other.db", "--chain", "nope").exit_code == 2 and not (home / "other.db").exists()
+
+
 def test_history(run: Run, filled: Path) -> None:
     lines = run("history").stdout.splitlines()
     assert len(lines) == 4
@@ -439,7 +474,7 @@ def test_help_is_quick_it_imports_neither_torch_nor_the_store() -> None:
     )
     done = subprocess_run(code=code)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
-    assert all(command in done.stdout for command in ("tune", "best", "history", "show", "sql", "doctor"))
+    assert all(command in done.stdout for command in ("tune", "explain", "export", "best", "history", "show", "sql", "doctor"))
 
 
 def test_the_command_as_a_process(filled: Path) -> None:

@@ -264,7 +264,9 @@ def test_a_store_that_cannot_be_written_costs_one_warning(url: str, kind: str, t
     assert len(ours) == 1 and told in ours[0], [str(w.message) for w in caught]
 
 
-def test_a_warning_that_is_an_error_does_not_fail_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warning_that_is_an_error_does_not_fail_a_call(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Store.open(url).close()
+
     def broken(*_given: Any) -> None:
         raise ValueError("as if")
 
@@ -301,6 +303,7 @@ for _ in range(5): fused(x)
 
 
 def test_what_a_process_counted_is_written_as_it_ends(url: str) -> None:
+    Store.open(url).close()
     done = python(PROGRAM + "print([m for m in ('sqlalchemy', 'alembic') if m in sys.modules])")
     assert (done.stdout, done.stderr) == ("[]\n", "")
     wait_for(url, {("double", 4, "heuristic", 5)})

@@ -21,6 +21,7 @@ import autofuse
 from autofuse import dispatch
 from autofuse.errors import InputError, MissError, TraceError, UnsupportedOp
 from autofuse.kernels import build
+from autofuse.store.store import Store
 from tests.kernel_cases import right
 
 
@@ -402,6 +403,7 @@ def test_the_import_brings_nothing_heavy() -> None:
 
 
 def test_a_damaged_object_in_the_cache_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Store.open(f"sqlite:///{tmp_path / 'store.db'}").close()  # a missing one is warned of
     monkeypatch.setenv("AUTOFUSE_CACHE", str(tmp_path / "cache"))
     x = torch.randn(4, 8)
     code = (
@@ -419,6 +421,7 @@ def test_a_damaged_object_in_the_cache_is_built_again(tmp_path: Path, monkeypatc
 
 
 def test_without_a_compiler_eager_runs_with_one_warning(tmp_path: Path) -> None:
+    Store.open(f"sqlite:///{tmp_path / 'store.db'}").close()  # a missing one is warned of
     code = (
         "import warnings, torch, autofuse\n"
         "f = autofuse.fuse(lambda x: x.exp() - 3)\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from sqlalchemy import JSON, Boolean, Connection, Select, func, select, text
+from sqlalchemy import JSON, Boolean, Connection, Integer, Select, func, literal_column, select, text
 from sqlalchemy.types import TypeEngine
 
 from ..errors import InputError
@@ -35,16 +35,22 @@ MEASURED = (
 HISTORY_TYPES: dict[str, TypeEngine[Any]] = {"created": UtcDateTime(), "knobs": JSON()}
 
 
-def best_statement(family_uid: str, device_uid: str) -> Select[*tuple[Any, ...]]:
-    """What the runtime looks up; `reader.BEST_SQL` is this, compiled for SQLite."""
-    environment = (
-        Environment.driver, Environment.cuda, Environment.torch, Environment.triton, Environment.compiler,
-        Environment.python, Environment.autofuse, Environment.kernel_source_hash,
-    )  # fmt: skip
+ENVIRONMENT_COLUMNS = (
+    Environment.driver, Environment.cuda, Environment.torch, Environment.triton, Environment.compiler,
+    Environment.python, Environment.autofuse, Environment.kernel_source_hash,
+)  # fmt: skip
+"""The fields of an EnvironmentRecord, in order."""
+
+MOST_ENTRIES = 200
+"""Of these the nearest is chosen: a miss need not read all that a large database has of a chain."""
+
+
+def best_statement(family_uid: str, device_uid: str, arch: str | None) -> Select[*tuple[Any, ...]]:
+    """What the runtime looks up; `reader.BEST_SQL` is this, compiled for SQLite. Without `arch`: on the device alone."""
     return (
         select(
-            Best.id, Workload.rows, Config.plan, Best.median_us, Best.verified, Best.protocol, Config.uid, *environment,
-            Chain.uid, Schedule.kind, Schedule.space_version, Schedule.knobs,
+            Best.id, Workload.rows, Config.plan, Best.median_us, Best.verified, Best.protocol, Config.uid, *ENVIRONMENT_COLUMNS,
+            Chain.uid, Schedule.kind, Schedule.space_version, Schedule.knobs, Device.uid, Device.name,
         )
         .select_from(Best)
         .join(Workload, Workload.id == Best.workload_id)
@@ -54,8 +60,35 @@ def best_statement(family_uid: str, device_uid: str) -> Select[*tuple[Any, ...]]
         .outerjoin(ConfigSchedule, ConfigSchedule.config_id == Config.id)
         .outerjoin(Schedule, Schedule.id == ConfigSchedule.schedule_id)
         .outerjoin(Chain, Chain.id == Schedule.chain_id)
-        .where(Workload.family == family_uid, Device.uid == device_uid)
-        .order_by(Workload.rows, Best.verified.desc(), Best.median_us, Best.id, ConfigSchedule.position)
+        .where(Workload.family == family_uid, (Device.uid == device_uid) | (Device.arch == arch))
+        .order_by(
+            (Device.uid == device_uid).desc(), Workload.rows, Best.verified.desc(), Best.median_us, Best.id,
+            ConfigSchedule.position,
+        )
+    )  # fmt: skip
+
+
+def entries_statement(chain_key: str, name: str, family_uid: str, arch: str) -> Select[*tuple[Any, ...]]:
+    """What is tuned of a chain, or of chains of its name: the likeliest to be near a call first, then the newest.
+
+    `reader.ENTRIES_SQL` is this, compiled for SQLite.
+    """
+    return (
+        select(
+            Chain.name, Chain.uid, Workload.dtypes, Workload.layouts, Workload.rows, Workload.extents, Device.uid, Device.name,
+            Device.arch, *ENVIRONMENT_COLUMNS,
+        )
+        .select_from(Best)
+        .join(Workload, Workload.id == Best.workload_id)
+        .join(Chain, Chain.id == Workload.chain_id)
+        .join(Device, Device.id == Best.device_id)
+        .join(Environment, Environment.id == Best.environment_id)
+        .where((Chain.uid == chain_key) | (Chain.name == name))
+        .order_by(
+            (Workload.family == family_uid).desc(), (Chain.uid == chain_key).desc(), (Device.arch == arch).desc(), Best.id.desc(),
+        )
+        .limit(literal_column(str(MOST_ENTRIES), Integer))
+        .offset(literal_column("0", Integer))  # SQLite's would be bound
     )  # fmt: skip
 
 

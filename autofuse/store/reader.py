@@ -1,6 +1,7 @@
-"""The runtime's read-only look-ups: the standard library's sqlite3 and one statement, no SQLAlchemy (180 ms to import).
+"""The runtime's read-only look-ups: the standard library's sqlite3 and two statements, no SQLAlchemy (180 ms to import).
 
-`BEST_SQL` is what SQLAlchemy compiles from the models (`queries.best_statement`); a test holds the two equal.
+`BEST_SQL` and `ENTRIES_SQL` are what SQLAlchemy compiles from the models (`queries.best_statement`, `entries_statement`); a
+test holds them equal.
 """
 
 from __future__ import annotations
@@ -8,14 +9,21 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from stat import S_ISREG
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import StoreError
 from .failures import explain
-from .records import BestRecord, gather
+from .records import BestRecord, EntryRecord, entries, gather
 from .revision import APPLICATION_ID, refuse_newer
 from .sqlite import connect_read_only, sqlite_path
+
+if TYPE_CHECKING:
+    from .store import Store
+
+Record = TypeVar("Record")
 
 BUSY_S = 0.25
 """How long a look-up waits for a lock: a call of the user's model is waiting with it. In WAL mode readers never
@@ -25,7 +33,7 @@ BEST_SQL = """\
 SELECT best.id, workload.rows, config."plan", best.median_us, best.verified, best.protocol, config.uid, \
 environment.driver, environment.cuda, environment.torch, environment.triton, environment.compiler, \
 environment.python, environment.autofuse, environment.kernel_source_hash, chain.uid AS uid_1, schedule.kind, \
-schedule.space_version, schedule.knobs \
+schedule.space_version, schedule.knobs, device.uid AS uid_2, device.name \
 FROM best \
 JOIN workload ON workload.id = best.workload_id \
 JOIN device ON device.id = best.device_id \
@@ -34,8 +42,22 @@ JOIN config ON config.id = best.config_id \
 LEFT OUTER JOIN config_schedule ON config_schedule.config_id = config.id \
 LEFT OUTER JOIN schedule ON schedule.id = config_schedule.schedule_id \
 LEFT OUTER JOIN chain ON chain.id = schedule.chain_id \
-WHERE workload.family = ? AND device.uid = ? \
-ORDER BY workload.rows, best.verified DESC, best.median_us, best.id, config_schedule.position"""
+WHERE workload.family = ? AND (device.uid = ? OR device.arch = ?) \
+ORDER BY device.uid = ? DESC, workload.rows, best.verified DESC, best.median_us, best.id, config_schedule.position"""
+
+ENTRIES_SQL = """\
+SELECT chain.name, chain.uid, workload.dtypes, workload.layouts, workload.rows, workload.extents, device.uid AS uid_1, \
+device.name AS name_1, device.arch, \
+environment.driver, environment.cuda, environment.torch, environment.triton, environment.compiler, \
+environment.python, environment.autofuse, environment.kernel_source_hash \
+FROM best \
+JOIN workload ON workload.id = best.workload_id \
+JOIN chain ON chain.id = workload.chain_id \
+JOIN device ON device.id = best.device_id \
+JOIN environment ON environment.id = best.environment_id \
+WHERE chain.uid = ? OR chain.name = ? \
+ORDER BY workload.family = ? DESC, chain.uid = ? DESC, device.arch = ? DESC, best.id DESC \
+LIMIT 200 OFFSET 0"""
 
 
 class _Handle:
@@ -54,30 +76,33 @@ _abandoned: list[_Handle] = []
 class Reader:
     """Look-ups in the database at `url`. One connection a thread, opened at the first look-up and again after a fork.
 
-    A missing or still empty file is no error: nothing is found in it, until it is there. Raises StoreCorrupt,
+    A missing or still empty file is no error: nothing is found in it, until it is there, and `absent` says so. Raises StoreCorrupt,
     StoreNewer or StoreError for a database that cannot be read.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.absent = ""
         self._path = sqlite_path(url)
         self._local = threading.local()
-        self._server: Any = None
+        self._server: Store | None = None
         self._server_lock = threading.Lock()
 
-    def best(self, family_uid: str, device_uid: str) -> list[BestRecord]:
-        """What is tuned for a workload family on a device: every row count, environment and protocol.
+    def best(self, family_uid: str, device_uid: str, arch: str | None = None) -> list[BestRecord]:
+        """What is tuned for a workload family on a device, and on all of its `arch`: every row count, environment and
+        protocol.
 
-        Ordered by rows, then verified ones first, then by time.
+        The device's own first, then ordered by rows, then verified ones first, then by time.
         """
         if self._path is None:
-            return self._best_of_server(family_uid, device_uid)
-        try:
-            handle = self._open(self._path)
-            return [] if handle is None else gather(handle.connection.execute(BEST_SQL, (family_uid, device_uid)))
-        except (sqlite3.Error, ValueError) as error:
-            self.close()
-            raise explain(error, str(self._path)) from error
+            return self._open_server().best_records(family_uid, device_uid, arch)
+        return self._read(gather, BEST_SQL, (family_uid, device_uid, arch, device_uid))
+
+    def entries(self, chain_key: str, name: str, family_uid: str, arch: str) -> list[EntryRecord]:
+        """What is tuned of a chain, or of chains of this name, on any device: for a miss to be explained."""
+        if self._path is None:
+            return self._open_server().entry_records(chain_key, name, family_uid, arch)
+        return self._read(entries, ENTRIES_SQL, (chain_key, name, family_uid, chain_key, arch))
 
     def close(self) -> None:
         """Close this thread's connection. The next look-up opens it again."""
@@ -92,15 +117,29 @@ class Reader:
             self._server.close()
             self._server = None
 
+    def _read(self, made: Callable[[Iterable[Sequence[Any]]], list[Record]], sql: str, values: Sequence[Any]) -> list[Record]:
+        assert self._path is not None
+        try:
+            handle = self._open(self._path)
+            return [] if handle is None else made(handle.connection.execute(sql, values))
+        except (sqlite3.Error, ValueError) as error:
+            self.close()
+            raise explain(error, str(self._path)) from error
+
     def _open(self, path: Path) -> _Handle | None:
+        self.absent = ""
         try:
             stat = path.stat()
         except (FileNotFoundError, NotADirectoryError):
             self.close()
+            self.absent = f"there is no database at {path}"
             return None
         except OSError as error:
             raise explain(error, str(path)) from error
+        if not S_ISREG(stat.st_mode):
+            raise StoreError(f"{path} is no file: name one in AUTOFUSE_STORE.")
         if stat.st_size == 0:
+            self.absent = f"{path} is empty"
             return None
         handle: _Handle | None = getattr(self._local, "handle", None)
         if handle is not None:
@@ -116,6 +155,7 @@ class Reader:
         try:
             if not self._is_ready(handle.connection, path):
                 handle.connection.close()
+                self.absent = f"{path} is empty"
                 return None
         except BaseException:
             handle.connection.close()
@@ -133,12 +173,10 @@ class Reader:
         refuse_newer(dict(connection.execute("SELECT key, value FROM meta")), str(path), write=False)
         return True
 
-    def _best_of_server(self, family_uid: str, device_uid: str) -> list[BestRecord]:
+    def _open_server(self) -> Store:
         with self._server_lock:
             if self._server is None:
                 from .store import Store
 
                 self._server = Store.open(self.url, read_only=True)
-            store = self._server
-        found: list[BestRecord] = store.best_records(family_uid, device_uid)
-        return found
+            return self._server

@@ -189,6 +189,39 @@ class BestRecord:
     environment: EnvironmentRecord
     config_uid: str
     protocol: str = ""
+    device_uid: str = ""
+    device_name: str = ""
+
+
+@dataclass(frozen=True)
+class EntryRecord:
+    """What a best row was tuned for: enough to say how a call that found nothing differs from it. `name`: the chain's."""
+
+    name: str
+    workload: WorkloadRecord
+    device_uid: str
+    device_name: str
+    arch: str
+    environment: EnvironmentRecord
+
+
+def entries(rows: Iterable[Sequence[Any]]) -> list[EntryRecord]:
+    """EntryRecords from the rows of the statement, in order."""
+
+    def listed(value: Any) -> tuple[Any, ...]:
+        return tuple(json.loads(value) if isinstance(value, str) else value)
+
+    return [
+        EntryRecord(
+            name=row[0],
+            workload=WorkloadRecord(row[1], listed(row[2]), listed(row[3]), row[4], listed(row[5])),
+            device_uid=row[6],
+            device_name=row[7],
+            arch=row[8],
+            environment=EnvironmentRecord(*row[9:17]),
+        )
+        for row in rows
+    ]
 
 
 def gather(rows: Iterable[Sequence[Any]]) -> list[BestRecord]:
@@ -212,6 +245,8 @@ def gather(rows: Iterable[Sequence[Any]]) -> list[BestRecord]:
             environment=EnvironmentRecord(*head[7:15]),
             config_uid=head[6],
             protocol=head[5],
+            device_uid=head[19],
+            device_name=head[20],
         )
         for key, head in heads.items()
     ]

@@ -24,31 +24,27 @@ def sqlite_path(url: str) -> Path | None:
 def connect_read_only(path: Path, timeout_s: float = 30.0) -> tuple[sqlite3.Connection, bool]:
     """Open an existing SQLite file so that nothing can write through it. Also says whether it is held as immutable.
 
-    A database in WAL mode needs its -shm file. In a folder where that cannot be made, the file is read as immutable:
-    right for databases that are shipped, and the only way to read them. Not if a -wal file lies there: then the file
-    alone is not the database.
+    In a folder that cannot be written the file is read as immutable, without locks: right for databases that are shipped,
+    and the only way to read one in WAL mode, whose -shm file cannot be made there. Not if a -wal file or a journal lies
+    beside it: then the file alone is not the database.
     """
-    base = f"file:{quote(str(path.absolute()))}?mode=ro"
-    for uri, immutable in ((base, False), (base + "&immutable=1", True)):
-        connection = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
-        try:
-            connection.execute("PRAGMA query_only=ON")
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            return connection, immutable
-        except sqlite3.OperationalError as error:
-            connection.close()
-            low = str(error).lower()
-            denied = "unable to open" in low or "readonly" in low
-            if immutable or not denied or os.access(path.parent, os.W_OK) or _has_wal(path):
-                raise
-        except sqlite3.Error:
-            connection.close()
-            raise
-    raise AssertionError("unreachable")
-
-
-def _has_wal(path: Path) -> bool:
+    immutable = not os.access(path.parent, os.W_OK) and not _has_log(path)
+    uri = f"file:{quote(str(path.absolute()))}?mode=ro{'&immutable=1' if immutable else ''}"
+    connection = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
     try:
-        return path.with_name(path.name + "-wal").stat().st_size > 0
-    except OSError:
-        return False
+        connection.execute("PRAGMA query_only=ON")
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        return connection, immutable
+    except sqlite3.Error:
+        connection.close()
+        raise
+
+
+def _has_log(path: Path) -> bool:
+    for end in ("-wal", "-journal"):
+        try:
+            if path.with_name(path.name + end).stat().st_size > 0:
+                return True
+        except OSError:
+            continue
+    return False

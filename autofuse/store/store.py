@@ -21,10 +21,12 @@ from .records import (
     ConfigRecord,
     DemandRecord,
     DeviceRecord,
+    EntryRecord,
     EnvironmentRecord,
     ScheduleRecord,
     TrialRecord,
     WorkloadRecord,
+    entries,
     event_uid,
     gather,
 )  # fmt: skip
@@ -236,10 +238,15 @@ class Store:
         with reading(self.engine) as connection:
             return queries.neighbours(connection, chain_key, device_uid, limit)
 
-    def best_records(self, family_uid: str, device_uid: str) -> list[BestRecord]:
+    def best_records(self, family_uid: str, device_uid: str, arch: str | None = None) -> list[BestRecord]:
         """What `reader.Reader.best` returns, over SQLAlchemy."""
         with reading(self.engine) as connection:
-            return gather(connection.execute(queries.best_statement(family_uid, device_uid)))
+            return gather(connection.execute(queries.best_statement(family_uid, device_uid, arch)))
+
+    def entry_records(self, chain_key: str, name: str, family_uid: str, arch: str) -> list[EntryRecord]:
+        """What `reader.Reader.entries` returns, over SQLAlchemy."""
+        with reading(self.engine) as connection:
+            return entries(connection.execute(queries.entries_statement(chain_key, name, family_uid, arch)))
 
     def best(self, chain_key: str | None = None) -> list[dict[str, Any]]:
         """The winners of a chain, or of all: rows of v_best."""

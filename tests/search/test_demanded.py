@@ -110,7 +110,8 @@ def test_a_case_is_the_workload_and_computes_what_the_function_does(store: Store
     fn, args = CASES[name]
     chain, made = case_of(row_of(store, fn, *args), "cpu", 0)
     assert [(t.shape, t.dtype) for t in made] == [(t.shape, t.dtype) for t in args]
-    assert layouts_of(chain.chain, made) == layouts_of(chain.chain, args)
+    graph = chain.traced(made).chain
+    assert layouts_of(graph, made) == layouts_of(graph, args)
     for given in (made, args):
         torch.testing.assert_close(chain(*given), fn(*given), rtol=0, atol=0, equal_nan=True)
 
@@ -168,7 +169,7 @@ def test_a_row_that_is_not_ours_is_an_input_error(store: Store, column: str, val
 def test_a_stored_chain_refuses_other_shapes(store: Store) -> None:
     chain, _ = case_of(row_of(store, norm_act, torch.randn(6, 64), torch.randn(64)), "cpu", 0)
     for args in ((torch.randn(6, 64),), (torch.randn(6, 65), torch.randn(64)), (torch.randn(6), torch.randn(64))):
-        with pytest.raises(InputError, match=r"norm_act takes tensors of \(s0, 64\), \(64\), not of"):
+        with pytest.raises(InputError, match=r"norm_act in the store takes \(s0, 64\) float32, \(64\) float32, not "):
             chain(*args)
     torch.testing.assert_close(chain(torch.ones(3, 64), torch.ones(64)), norm_act(torch.ones(3, 64), torch.ones(64)))
 

@@ -15,21 +15,27 @@ from typing import Any
 
 import pytest
 from sqlalchemy.dialects import sqlite
-from store_samples import DEVICE, EAGER, FUSED, NEW, OLD, OTHER_DEVICE, SPLIT, begin, fill, workload
+from store_samples import CHAIN, DEVICE, EAGER, FUSED, NEW, OLD, OTHER_DEVICE, SPLIT, begin, fill, workload
 
 from autofuse.errors import StoreCorrupt, StoreError, StoreNewer
 from autofuse.store import queries
-from autofuse.store.reader import BEST_SQL, Reader
+from autofuse.store.reader import BEST_SQL, ENTRIES_SQL, Reader
 from autofuse.store.records import BestRecord
 from autofuse.store.store import Store
 
 FAMILY = workload().family
-SPLIT_BEST = BestRecord(1024, SPLIT.plan, SPLIT.schedules, 12.0, True, OLD, SPLIT.uid, "cold")
+ON = (DEVICE.uid, DEVICE.name)
+THERE = (OTHER_DEVICE.uid, OTHER_DEVICE.name)
+SPLIT_BEST = BestRecord(1024, SPLIT.plan, SPLIT.schedules, 12.0, True, OLD, SPLIT.uid, "cold", *ON)
 
 
-def test_the_statement_is_the_models_own() -> None:
-    compiled = str(queries.best_statement("f", "d").compile(dialect=sqlite.dialect()))
-    assert " ".join(compiled.split()) == " ".join(BEST_SQL.split())
+@pytest.mark.parametrize(
+    ("statement", "sql"),
+    [(queries.best_statement("f", "d", "a"), BEST_SQL), (queries.entries_statement("k", "n", "f", "a"), ENTRIES_SQL)],
+)
+def test_the_statements_are_the_models_own(statement: Any, sql: str) -> None:
+    compiled = str(statement.compile(dialect=sqlite.dialect()))
+    assert " ".join(compiled.split()) == " ".join(sql.split())
 
 
 def test_a_look_up_imports_no_sqlalchemy(file: Path) -> None:
@@ -55,14 +61,28 @@ def test_reader_equals_store(url: str) -> None:
         store.set_best(third, workload(), EAGER, 14.0, True)
         store.set_best(other, workload(), FUSED, 99.0, True)
         expected = [
-            BestRecord(16, FUSED.plan, FUSED.schedules, 2.0, False, OLD, FUSED.uid, "cold"),
+            BestRecord(16, FUSED.plan, FUSED.schedules, 2.0, False, OLD, FUSED.uid, "cold", *ON),
             SPLIT_BEST,
-            BestRecord(1024, EAGER.plan, EAGER.schedules, 14.0, True, OLD, EAGER.uid, "graph"),
-            BestRecord(1024, FUSED.plan, FUSED.schedules, 10.0, False, NEW, FUSED.uid, "cold"),
+            BestRecord(1024, EAGER.plan, EAGER.schedules, 14.0, True, OLD, EAGER.uid, "graph", *ON),
+            BestRecord(1024, FUSED.plan, FUSED.schedules, 10.0, False, NEW, FUSED.uid, "cold", *ON),
         ]
         reader = Reader(url)
         assert reader.best(FAMILY, DEVICE.uid) == expected
         assert store.best_records(FAMILY, DEVICE.uid) == expected
+        elsewhere = BestRecord(1024, FUSED.plan, FUSED.schedules, 99.0, True, OLD, FUSED.uid, "cold", *THERE)
+        for source in (reader.best, store.best_records):
+            assert source(FAMILY, DEVICE.uid, OTHER_DEVICE.arch) == [*expected, elsewhere]
+            assert source(FAMILY, DEVICE.uid, DEVICE.arch) == expected
+        asked = (CHAIN.key, "no such name", FAMILY, OTHER_DEVICE.arch)
+        found = reader.entries(*asked)
+        assert [(e.workload.rows, e.workload.extents, e.device_name, e.environment) for e in found] == [
+            (1024, (64, 4096), "some CPU", OLD), (1024, (64, 4096), "H200", OLD), (1024, (64, 4096), "H200", NEW),
+            (16, (64, 4096), "H200", OLD), (1024, (64, 4096), "H200", OLD), (16, (64, 128), "H200", OLD),
+        ]  # fmt: skip
+        assert {e.workload.family for e in found[:5]} == {FAMILY}
+        assert store.entry_records(*asked) == found
+        assert set(reader.entries("0" * 64, CHAIN.name, "", "")) == set(found)
+        assert reader.entries("0" * 64, "", "", "") == []
         store.set_best(first, workload(16), FUSED, 1.0, True)
         assert reader.best(FAMILY, DEVICE.uid)[0].median_us == 1.0  # an open reader sees what was written since
         assert reader.best("0" * 32, DEVICE.uid) == []

@@ -205,7 +205,7 @@ def test_frozen_databases_of_every_revision_still_work(file: Path, frozen: Path)
             (2, "incorrect", None, "[0+1]"), (1, "ok", 12.0, "[0][1]"), (0, "ok", 7.0, None),
         ]  # fmt: skip
         assert store.best_records(workload().family, DEVICE.uid) == [
-            BestRecord(1024, SPLIT.plan, SPLIT.schedules, 12.0, True, OLD, SPLIT.uid, "cold")
+            BestRecord(1024, SPLIT.plan, SPLIT.schedules, 12.0, True, OLD, SPLIT.uid, "cold", DEVICE.uid, DEVICE.name)
         ]
         assert store.query("SELECT speedup_vs_eager, speedup_vs_unfused FROM v_speedup")[1] == [(2.0, 1.5)]
         assert store.query("PRAGMA foreign_key_check")[1] == []

@@ -209,8 +209,8 @@ def test_set_best_replaces_the_winner_of_its_place_only(store: Store) -> None:
     store.set_best(old, workload(), SPLIT, 11.0, False)
     family, device = workload().family, DEVICE.uid
     assert store.best_records(family, device) == [
-        BestRecord(1024, FUSED.plan, FUSED.schedules, 9.0, True, NEW, FUSED.uid, "cold"),
-        BestRecord(1024, SPLIT.plan, SPLIT.schedules, 11.0, False, OLD, SPLIT.uid, "cold"),
+        BestRecord(1024, FUSED.plan, FUSED.schedules, 9.0, True, NEW, FUSED.uid, "cold", DEVICE.uid, DEVICE.name),
+        BestRecord(1024, SPLIT.plan, SPLIT.schedules, 11.0, False, OLD, SPLIT.uid, "cold", DEVICE.uid, DEVICE.name),
     ]
     assert store.best_records(family, OTHER_DEVICE.uid) == []
     assert [(row["torch"], row["plan"]) for row in store.best(CHAIN.key)] == [("2.10.0", "[0+1]"), ("2.9.0", "[0][1]")]
