@@ -31,7 +31,7 @@ from .result import Progress, Tuned, TuneResult
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .dispatch import Explanation, Fused, fuse, reload
+    from .dispatch import Explanation, Fused, fuse, load, reload
     from .random import drop_path, dropout, uniform
     from .search.tuner import tune
 
@@ -41,6 +41,7 @@ _LAZY = {
     "drop_path": "random",
     "dropout": "random",
     "fuse": "dispatch",
+    "load": "dispatch",
     "reload": "dispatch",
     "tune": "search.tuner",
     "uniform": "random",
@@ -68,6 +69,7 @@ __all__ = [
     "drop_path",
     "dropout",
     "fuse",
+    "load",
     "reload",
     "tune",
     "uniform",

@@ -6,17 +6,22 @@ never appear: inside a kernel they are no rounding points.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from . import ops
+from . import ops, settings
 from .chain import INPUT, Arg, Chain, Dim, Dtype, Ref, Size, Value, dim_factors, map_arg
-from .errors import TraceError, UnsupportedOp
+from .errors import AutofuseError, TraceError, UnsupportedOp
+from .files import publish
 from .graph import Reader
+from .version import kernel_source_hash
 
 
 @lru_cache
@@ -61,11 +66,32 @@ _known: dict[str, Chain] = {}
 
 
 def decompose(value: Value, reads: tuple[Value, ...]) -> Chain:
-    """As `_decompose`, once for what is written the same (Python takes 0.0 for -0.0, and 1 for 1.0 and True)."""
+    """As `_decompose`, once for what is written the same (Python takes 0.0 for -0.0, and 1 for 1.0 and True), also by
+    other processes: the first trace of a process costs a second."""
     key = repr((value, reads))
     if key not in _known:
-        _known[key] = _decompose(value, reads)
+        path = settings.read().cache / "decompositions" / f"{hashlib.sha256((_sources() + key).encode()).hexdigest()[:32]}.json"
+        found = None
+        with contextlib.suppress(OSError, ValueError, AutofuseError):  # not there, or not whole
+            found = Chain.from_json(path.read_text())
+        if found is None:
+            found = _decompose(value, reads)
+            text = found.to_json()
+            with contextlib.suppress(OSError):  # a folder that cannot be written costs time
+                publish(path, lambda p: _write(p, text))
+        _known[key] = found
     return _known[key]
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+@lru_cache
+def _sources() -> str:
+    """What a decomposition depends on beside the operation: PyTorch's rules, and how we read what they trace to."""
+    graph = Path(__file__).with_name("graph.py").read_bytes()
+    return f"{torch.__version__} {kernel_source_hash()} {hashlib.sha256(graph).hexdigest()} "
 
 
 def _decompose(value: Value, reads: tuple[Value, ...]) -> Chain:

@@ -21,6 +21,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from . import accuracy, capture, cost, flat, operator, settings
+from .chain import instantiate
 from .errors import InputError, LaunchError
 from .fusion import Fusion, Plan, check
 from .guard import MISS, Guarded, meta, never, watched
@@ -28,7 +29,7 @@ from .into import Into, bare
 from .lookup import Choice, Lookup, warn_once
 from .program import Bound, Program
 from .store.records import WorkloadRecord
-from .stored import traced_of
+from .stored import Stored, traced_of
 from .tally import Tally
 from .traced import Traced, flatten_call, sizes_of
 from .workload import layouts_of, workload_of
@@ -570,4 +571,21 @@ def fuse(fn: Callable[..., Any] | None = None, *, store: str | None = None, name
     return Fused(fn, store, name)
 
 
-__all__ = ["Explanation", "Fused", "fuse", "reload"]
+def load(name: str, *, store: str | None = None) -> Fused:
+    """The fused function of the chains that the store, or a layer, has under a name: without its source, and without a trace.
+
+    It takes the chain's tensors, in the order in which the function read them, and gives its one output or a tuple; numbers
+    are part of what was tuned. It knows the dtypes and static extents that are tuned now; others raise InputError at the
+    call. Raises InputError where nothing of that name is tuned.
+    """
+    read = settings.read()
+    found = Lookup(name, store, read).graphs()
+    if not found:
+        raise InputError(
+            f"nothing is tuned under the name {name!r} in {store or read.store}: `autofuse best` lists what is, `autofuse tune` "
+            "adds to it"
+        )
+    return Fused(Stored([instantiate(g.graph, g.extents, g.dtypes) for g in found], name), store, name)
+
+
+__all__ = ["Explanation", "Fused", "fuse", "load", "reload"]

@@ -22,7 +22,7 @@ from .fusion import EAGER, Fusion, Plan
 from .miss import NEAR_ROWS_LOG2, Miss, nearest, rows_apart
 from .program import Layouts, Program
 from .store.layers import Layers
-from .store.records import BestRecord, EnvironmentRecord, WorkloadRecord
+from .store.records import BestRecord, EnvironmentRecord, GraphRecord, WorkloadRecord
 from .tally import TIERS
 
 SEED_LOG2 = 5.0  # one heuristic schedule serves row counts within a factor of 32, so that most new counts are no new build
@@ -95,6 +95,10 @@ class Lookup:
         self._ready: dict[Any, Program] = {}
         self._heuristic: dict[tuple[Any, ...], Choice] = {}
         self._bad: dict[tuple[str, str, str], str] = {}
+
+    def graphs(self) -> list[GraphRecord]:
+        """The tuned chains of this name."""
+        return self._layers.graphs(self.name)
 
     def distrust(self, choice: Choice, family: str, device: str, why: str) -> None:
         """Use this config for this workload family no more, or no heuristic schedule: its kernel was wrong."""

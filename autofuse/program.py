@@ -54,10 +54,17 @@ class Layouts:
 
     def __init__(self, fusion: Fusion, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> None:
         self.fusion, self.chain, self.sizes = fusion, fusion.chain, dict(sizes)
-        self.orders = self._memory_orders(inputs)
+        self.orders = dict.fromkeys(self.chain.nodes) if self._is_plain(inputs) else self._memory_orders(inputs)
         self.operands = {k: operand_of(t) for k, t in enumerate(inputs)}
         for value in self.orders:
             self.operands[value] = self._operand(value)
+
+    def _is_plain(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """Whether nothing lies other than contiguously: no operation but these two turns axes or repeats one. The first
+        run without data costs a process most of a second."""
+        return all(t.is_contiguous() for t in inputs) and not any(
+            self.chain.values[n].name in ("permute", "expand") for n in self.chain.nodes
+        )
 
     def _memory_orders(self, inputs: Sequence[torch.Tensor]) -> dict[int, tuple[int, ...] | None]:
         """The chain runs once without data, on tensors with the inputs' strides."""

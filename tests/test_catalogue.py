@@ -12,6 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import autofuse
+from autofuse.fusion import check
+from autofuse.program import Layouts
+from autofuse.trace import trace
+from autofuse.traced import sizes_of
 from examples import catalogue, training
 from examples.entries import CATALOGUE, ROWWISE, Entry
 
@@ -247,3 +251,14 @@ def test_shapes_of_the_benchmark() -> None:
     for entry in CATALOGUE:
         assert set(entry.suites) <= set(ROWWISE) and "large" in entry.suites
         assert all(n % entry.multiple == 0 for n in entry.widths)
+
+
+@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda e: e.name)
+def test_where_nothing_turns_axes_values_lie_as_a_run_without_data_says(entry: Entry) -> None:
+    for rows in (0, 1, 7):
+        args = entry.case(rows, 512, "float32")
+        traced = trace(entry.fn, args)
+        inputs = [args[b.position or 0] for b in traced.bindings]
+        assert all(b.position is not None for b in traced.bindings)
+        layouts = Layouts(check(traced.chain), inputs, sizes_of(traced, args) or {})
+        assert layouts.orders == layouts._memory_orders(inputs)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from autofuse import decompose as module
 from autofuse import ops
 from autofuse.chain import INPUT, Chain
 from autofuse.decompose import decompose, expand, overload_of
@@ -69,3 +72,23 @@ def test_what_is_not_lowered() -> None:
 def test_an_operation_that_this_torch_lacks() -> None:
     with pytest.raises(UnsupportedOp, match="has no operation"):
         overload_of("aten.of_no_torch.default")
+
+
+def test_another_process_reads_what_one_has_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOFUSE_CACHE", str(tmp_path))
+    chain = trace(F.mish, (data(4, 24),)).chain
+    (node,) = chain.nodes
+    value, reads = chain.values[node], (chain.values[0],)
+    monkeypatch.setattr(module, "_known", {})
+    made = decompose(value, reads)
+    (path,) = (tmp_path / "decompositions").iterdir()
+    with mock.patch.object(module, "_decompose", side_effect=AssertionError):
+        monkeypatch.setattr(module, "_known", {})
+        assert decompose(value, reads) == made
+    for text in ("", "{}", "[1", path.read_text()[:-40], '{"graph": 3, "extents": [], "dtypes": []}'):
+        path.write_text(text)
+        monkeypatch.setattr(module, "_known", {})
+        assert decompose(value, reads) == made and path.read_text() == made.to_json()
+    monkeypatch.setenv("AUTOFUSE_CACHE", str(path / "no folder"))
+    monkeypatch.setattr(module, "_known", {})
+    assert decompose(value, reads) == made

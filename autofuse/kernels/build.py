@@ -17,14 +17,13 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ..errors import BuildError
+from ..files import publish
 from .base import Source
 from .triton_text import PRELUDE, STAND_INS
 
@@ -107,19 +106,6 @@ def object_name(source: Source) -> str:
     return hashlib.sha256(told.encode()).hexdigest()[:32]
 
 
-def _publish(path: Path, make: Callable[[Path], None]) -> None:
-    """Make a file beside its place and move it there: readers see all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem + ".", suffix=".tmp" + path.suffix)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        make(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _write(path: Path, text: str) -> None:
     path.write_text(text)
 
@@ -131,7 +117,7 @@ def compile_c(source: Source, cache: Path) -> Path:
         return path
     code = path.with_suffix(".c")
     try:
-        _publish(code, lambda p: _write(p, source.text))
+        publish(code, lambda p: _write(p, source.text))
 
         def make(out: Path) -> None:
             cc = compiler()[0]
@@ -159,7 +145,7 @@ def compile_c(source: Source, cache: Path) -> Path:
                     break
             raise BuildError(f"{cc} refused {code}: {error.splitlines()[0] if error else 'no message'}")
 
-        _publish(path, make)
+        publish(path, make)
     except OSError as e:
         raise BuildError(f"the kernel cache {cache} cannot be written ({e}): set AUTOFUSE_CACHE to a folder that can") from e
     return path
@@ -214,7 +200,7 @@ def _load_triton(source: Source, cache: Path) -> Any:
     path = cache / "triton" / f"{name}.py"
     try:
         if not path.exists() or path.read_text() != text:
-            _publish(path, lambda p: _write(p, text))
+            publish(path, lambda p: _write(p, text))
     except OSError as e:
         raise BuildError(f"the kernel cache {cache} cannot be written ({e}): set AUTOFUSE_CACHE to a folder that can") from e
     spec = importlib.util.spec_from_file_location(name, path)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import StoreError
 from .reader import Reader
-from .records import BestRecord, EntryRecord
+from .records import BestRecord, EntryRecord, GraphRecord
 
 RETRY_S = 30.0
 """A database that failed is left alone for so long: each try may wait for a lock, and a call waits with it."""
@@ -46,6 +46,11 @@ class Layers:
         """What the layers have of a chain, or of others of its name."""
         asked = ("entries", chain_key, name, family, arch)
         return [found for layer in self._layers for found in self._ask(layer, asked)]
+
+    def graphs(self, name: str) -> list[GraphRecord]:
+        """The tuned chains of a name in the layers, each once."""
+        asked = ("graphs", name)
+        return list(dict.fromkeys(found for layer in self._layers for found in self._ask(layer, asked)))
 
     def _ask(self, layer: _Layer, asked: tuple[str, ...]) -> list[Any]:
         if asked in layer.found:

@@ -92,6 +92,27 @@ def entries_statement(chain_key: str, name: str, family_uid: str, arch: str) -> 
     )  # fmt: skip
 
 
+def graphs_statement(name: str) -> Select[*tuple[Any, ...]]:
+    """The tuned chains of a name, the newest first: structure, extents and dtypes, in which workloads of one family are alike.
+
+    `reader.GRAPHS_SQL` is this, compiled for SQLite.
+    """
+    firsts = (
+        select(func.min(Workload.id))
+        .select_from(Best)
+        .join(Workload, Workload.id == Best.workload_id)
+        .join(Chain, Chain.id == Workload.chain_id)
+        .where(Chain.name == name)
+        .group_by(Workload.family)
+    )
+    return (
+        select(Chain.graph, Workload.extents, Workload.dtypes)
+        .join(Chain, Chain.id == Workload.chain_id)
+        .where(Workload.id.in_(firsts))
+        .order_by(Workload.id.desc())
+    )
+
+
 def trials(
     connection: Connection, device_uid: str, environment_uid: str, workload_uid: str, protocol: str, *, segments: bool
 ) -> list[TrialRecord]:

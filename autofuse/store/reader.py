@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import StoreError
 from .failures import explain
-from .records import BestRecord, EntryRecord, entries, gather
+from .records import BestRecord, EntryRecord, GraphRecord, entries, gather, graphs
 from .revision import APPLICATION_ID, refuse_newer
 from .sqlite import connect_read_only, sqlite_path
 
@@ -58,6 +58,15 @@ JOIN environment ON environment.id = best.environment_id \
 WHERE chain.uid = ? OR chain.name = ? \
 ORDER BY workload.family = ? DESC, chain.uid = ? DESC, device.arch = ? DESC, best.id DESC \
 LIMIT 200 OFFSET 0"""
+
+GRAPHS_SQL = """\
+SELECT chain.graph, workload.extents, workload.dtypes \
+FROM workload JOIN chain ON chain.id = workload.chain_id \
+WHERE workload.id IN (\
+SELECT min(workload.id) AS min_1 \
+FROM best JOIN workload ON workload.id = best.workload_id JOIN chain ON chain.id = workload.chain_id \
+WHERE chain.name = ? GROUP BY workload.family) \
+ORDER BY workload.id DESC"""
 
 
 class _Handle:
@@ -103,6 +112,12 @@ class Reader:
         if self._path is None:
             return self._open_server().entry_records(chain_key, name, family_uid, arch)
         return self._read(entries, ENTRIES_SQL, (chain_key, name, family_uid, chain_key, arch))
+
+    def graphs(self, name: str) -> list[GraphRecord]:
+        """The tuned chains of this name, the newest first."""
+        if self._path is None:
+            return self._open_server().graph_records(name)
+        return self._read(graphs, GRAPHS_SQL, (name,))
 
     def close(self) -> None:
         """Close this thread's connection. The next look-up opens it again."""

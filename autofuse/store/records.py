@@ -205,16 +205,30 @@ class EntryRecord:
     environment: EnvironmentRecord
 
 
+@dataclass(frozen=True)
+class GraphRecord:
+    """A tuned chain's structure (JSON), static extents and dtypes: the chain as it is computed."""
+
+    graph: str
+    extents: tuple[int, ...]
+    dtypes: tuple[str, ...]
+
+
+def _listed(value: Any) -> tuple[Any, ...]:
+    return tuple(json.loads(value) if isinstance(value, str) else value)
+
+
+def graphs(rows: Iterable[Sequence[Any]]) -> list[GraphRecord]:
+    """GraphRecords from the rows of the statement, in order, each once."""
+    return list(dict.fromkeys(GraphRecord(graph, _listed(extents), _listed(dtypes)) for graph, extents, dtypes in rows))
+
+
 def entries(rows: Iterable[Sequence[Any]]) -> list[EntryRecord]:
     """EntryRecords from the rows of the statement, in order."""
-
-    def listed(value: Any) -> tuple[Any, ...]:
-        return tuple(json.loads(value) if isinstance(value, str) else value)
-
     return [
         EntryRecord(
             name=row[0],
-            workload=WorkloadRecord(row[1], listed(row[2]), listed(row[3]), row[4], listed(row[5])),
+            workload=WorkloadRecord(row[1], _listed(row[2]), _listed(row[3]), row[4], _listed(row[5])),
             device_uid=row[6],
             device_name=row[7],
             arch=row[8],

@@ -23,12 +23,14 @@ from .records import (
     DeviceRecord,
     EntryRecord,
     EnvironmentRecord,
+    GraphRecord,
     ScheduleRecord,
     TrialRecord,
     WorkloadRecord,
     entries,
     event_uid,
     gather,
+    graphs,
 )  # fmt: skip
 from .sql import run_query
 
@@ -247,6 +249,11 @@ class Store:
         """What `reader.Reader.entries` returns, over SQLAlchemy."""
         with reading(self.engine) as connection:
             return entries(connection.execute(queries.entries_statement(chain_key, name, family_uid, arch)))
+
+    def graph_records(self, name: str) -> list[GraphRecord]:
+        """What `reader.Reader.graphs` returns, over SQLAlchemy."""
+        with reading(self.engine) as connection:
+            return graphs(connection.execute(queries.graphs_statement(name)))
 
     def best(self, chain_key: str | None = None) -> list[dict[str, Any]]:
         """The winners of a chain, or of all: rows of v_best."""

@@ -19,7 +19,7 @@ from store_samples import CHAIN, DEVICE, EAGER, FUSED, NEW, OLD, OTHER_DEVICE, S
 
 from autofuse.errors import StoreCorrupt, StoreError, StoreNewer
 from autofuse.store import queries
-from autofuse.store.reader import BEST_SQL, ENTRIES_SQL, Reader
+from autofuse.store.reader import BEST_SQL, ENTRIES_SQL, GRAPHS_SQL, Reader
 from autofuse.store.records import BestRecord
 from autofuse.store.store import Store
 
@@ -31,7 +31,11 @@ SPLIT_BEST = BestRecord(1024, SPLIT.plan, SPLIT.schedules, 12.0, True, OLD, SPLI
 
 @pytest.mark.parametrize(
     ("statement", "sql"),
-    [(queries.best_statement("f", "d", "a"), BEST_SQL), (queries.entries_statement("k", "n", "f", "a"), ENTRIES_SQL)],
+    [
+        (queries.best_statement("f", "d", "a"), BEST_SQL),
+        (queries.entries_statement("k", "n", "f", "a"), ENTRIES_SQL),
+        (queries.graphs_statement("n"), GRAPHS_SQL),
+    ],
 )
 def test_the_statements_are_the_models_own(statement: Any, sql: str) -> None:
     compiled = str(statement.compile(dialect=sqlite.dialect()))
