@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 nothing valid was found, 2 bad input, 130 interrupted.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -72,6 +73,10 @@ Dtypes = Annotated[
     typer.Option("--dtype", metavar="DTYPE,...", help="Dtypes of the arguments that name none [default: float32]"),
 ]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda:N [default: the GPU if there is one]")]
+Chains = Annotated[
+    list[str] | None,
+    typer.Option("--chain", metavar="N", help="Only this chain (name, id or the start of its key); may be repeated."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")]
 
 
@@ -307,10 +312,7 @@ def explain(
 @app.command()
 def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The database to make.")],
-    chain: Annotated[
-        list[str] | None,
-        typer.Option("--chain", metavar="N", help="Only this chain (name, id or the start of its key); may be repeated."),
-    ] = None,
+    chain: Chains = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
     store: StoreUrl = None,
 ) -> None:
@@ -320,6 +322,37 @@ def export(
     with _reading(store) as opened:
         count = write(opened, file, chain or (), force=force)
     typer.echo(f"winners written to {file}: {count}", err=True)
+
+
+@app.command()
+def build(
+    arch: Annotated[
+        str | None, typer.Option("--arch", metavar="sm_NN", help="For GPUs of this architecture, one that is not here too.")
+    ] = None,
+    chain: Chains = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to [default: the kernel cache]")] = None,
+    store: StoreUrl = None,
+    device: Device = None,
+) -> None:
+    """Build the winners' kernels ahead of time, so that no call waits for a compiler."""
+    from . import settings
+    from .ahead import build_winners
+    from .device import default_device, describe, parse_device
+
+    if arch is not None and device is not None:
+        raise InputError("--arch does not go with --device: give one")
+    if arch is not None and not re.fullmatch(r"sm_\d+", arch):
+        raise InputError(f"{arch!r} is no architecture: write it as sm_90")
+    here = None if arch is not None else describe(str(parse_device(device or default_device())))
+    folder = (out or settings.read().cache).expanduser().absolute()
+    with _reading(store) as opened:
+        built, failed = build_winners(
+            opened, folder, arch or (here.arch if here else ""), here.uid if here else None, chain or (),
+            lambda text: typer.echo(text, err=True),
+        )  # fmt: skip
+    typer.echo(f"winners built into {folder}: {built}", err=True)
+    if failed:
+        raise typer.Exit(NOTHING)
 
 
 @app.command()

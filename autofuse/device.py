@@ -14,7 +14,7 @@ from .errors import BuildError, InputError
 from .kernels import build
 from .kernels.base import Limits
 from .store.records import DeviceRecord, EnvironmentRecord, content_uid
-from .version import __version__, kernel_source_hash
+from .version import __version__, kernel_source_hash, triton_version
 
 
 def default_device() -> str:
@@ -87,19 +87,14 @@ def describe(device: str) -> DeviceRecord:
 @lru_cache
 def limits(device: str) -> Limits:
     """What kernel kinds must know of a device."""
-    record = describe(device)
+    return limits_of(describe(device))
+
+
+def limits_of(record: DeviceRecord) -> Limits:
+    """The same of a device that need not be here."""
     if record.vendor == "cpu":
         return Limits("cpu", record.arch, threads=record.sm_count)
     return Limits("cuda", record.arch, 1, record.sm_count, record.shared_per_block_bytes or 48 * 1024)
-
-
-def _triton_version() -> str:
-    try:
-        from importlib.metadata import version
-
-        return version("triton")
-    except Exception:
-        return ""
 
 
 @lru_cache
@@ -117,7 +112,7 @@ def environment(device: str) -> EnvironmentRecord:
         driver=driver,
         cuda=(torch.version.cuda or "") if cuda else "",
         torch=torch.__version__,
-        triton=_triton_version() if cuda else "",
+        triton=triton_version() if cuda else "",
         compiler="" if cuda else compiler,
         python=platform.python_version(),
         autofuse=__version__,

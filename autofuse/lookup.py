@@ -203,7 +203,8 @@ class Lookup:
         key = (work.family, str(choice.plan), repr(choice.schedules), shapes, orders, device)
         found = self._programs.get(key)
         if found is None:
-            found = Program(layouts, choice.plan, choice.schedules, cap, self.settings.cache, device)
+            read = self.settings
+            found = Program(layouts, choice.plan, choice.schedules, cap, read.cache, device, read.artifacts)
             self._programs[key] = found
         if ready is not None:
             self._ready[ready] = found

@@ -13,7 +13,7 @@ from . import flat, ops
 from .chain import Value, dim_value
 from .errors import Infeasible
 from .fusion import EAGER, Fusion, Part, Plan, Segment
-from .kernels import build
+from .kernels.artifact import find
 from .kernels.base import Kind, Limits, Source, Task
 from .kernels.launch import Kernel, operand_of
 from .kernels.layout import Operand, bind, layout_of
@@ -137,7 +137,9 @@ class Program:
 
     def __init__(
         self, layouts: Layouts, plan: Plan, schedules: Schedules, limits: Limits, cache: Path, device: torch.device,
+        trusted: Sequence[Path] | None = None,
     ) -> None:  # fmt: skip
+        """`trusted`: folders beside the cache whose binaries are launched as they are; None: every kernel is compiled here."""
         self.fusion, self.plan, self.chain = layouts.fusion, plan, layouts.chain
         self.device, self.orders = device, layouts.orders
         self.sources: list[Source | None] = []
@@ -155,7 +157,10 @@ class Program:
                 if kind is None or not kind.match(task):
                     raise Infeasible(f"{part.kind} does not make the segment of operations {part.nodes}")
                 source = kind.emit(task, knobs)
-                kernel = Kernel(task.low, task.layout, source, build.load(source, cache))
+                artifact = None
+                if trusted is not None and source.target == "cuda":
+                    artifact = find(source, limits.arch, (cache, *trusted))
+                kernel = Kernel(task.low, task.layout, source, cache, artifact)
             self.sources.append(source)
             self.steps.append(Step(self.fusion.segment(part.nodes), kernel))
         written = {v for s in self.steps for v in s.segment.writes}

@@ -24,6 +24,7 @@ class Settings:
     demand    AUTOFUSE_DEMAND=1: calls that no config was tuned for are counted, and written to the store
     layers    URLs of databases that are only read, below the store, the first before the next (AUTOFUSE_LAYERS)
     named     whether AUTOFUSE_STORE is set
+    artifacts folders whose binaries, made by `autofuse build --out`, are run beside the cache's (AUTOFUSE_ARTIFACTS)
     """
 
     store: str
@@ -33,6 +34,7 @@ class Settings:
     demand: bool = False
     layers: tuple[str, ...] = ()
     named: bool = False
+    artifacts: tuple[Path, ...] = ()
 
 
 def _flag(env: Mapping[str, str], name: str) -> bool:
@@ -61,7 +63,7 @@ def read(env: Mapping[str, str] | None = None) -> Settings:
         cache = cache or platformdirs.user_cache_dir("autofuse", False)
     return Settings(
         store_url(store), Path(cache).expanduser(), _flag(env, "AUTOFUSE_DISABLE"), on_miss, _flag(env, "AUTOFUSE_DEMAND"),
-        layers, named,
+        layers, named, tuple(Path(p).expanduser() for p in env.get("AUTOFUSE_ARTIFACTS", "").split(os.pathsep) if p.strip()),
     )  # fmt: skip
 
 

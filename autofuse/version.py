@@ -22,3 +22,12 @@ def kernel_source_hash() -> str:
     for f in files:
         digest.update(f.name.encode() + b"\0" + f.read_bytes())
     return digest.hexdigest()[:16]
+
+
+@lru_cache
+def triton_version() -> str:
+    """Without importing it; "" where there is none."""
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return ""

@@ -15,6 +15,7 @@ from autofuse import ops
 from autofuse.accuracy import Expected, expect
 from autofuse.chain import Chain
 from autofuse.fusion import EAGER, Plan, check
+from autofuse.kernels import artifact
 from autofuse.kernels.base import Limits, Space
 from autofuse.kernels.registry import BY_NAME
 from autofuse.program import Layouts, Program
@@ -52,8 +53,13 @@ class Ran:
         return tuple(e.eager for e in self.expected)
 
 
-def run(fn: Callable[..., Any], args: Sequence[Any], target: str = "cpu", knobs: Knobs | None = None, groups: str = "fused") -> Ran:
-    """Trace, fuse, build and run `fn` with the heuristic schedules changed by `knobs`, and check what comes out."""
+def run(
+    fn: Callable[..., Any], args: Sequence[Any], target: str = "cpu", knobs: Knobs | None = None, groups: str = "fused",
+    ahead: bool = False,
+) -> Ran:  # fmt: skip
+    """Trace, fuse, build and run `fn` with the heuristic schedules changed by `knobs`, and check what comes out.
+
+    ahead: the binaries of `autofuse build` run, with no compiler."""
     if target == "cuda" and INTERPRETING:
         round_as_hardware()
     traced = trace(fn, args)
@@ -69,6 +75,10 @@ def run(fn: Callable[..., Any], args: Sequence[Any], target: str = "cpu", knobs:
     # smaller blocks than a schedule may ask for, so that small tensors have ragged tails
     with mock.patch.object(Space, "validate", Space.reduce):
         program = Program(layouts, plan, knobbed, limits, read().cache, inputs[0].device)
+        if ahead:
+            for kernel in (s.kernel for s in program.steps if s.kernel is not None):
+                artifact.write(kernel.source, kernel.low, limits.arch, read().cache)
+            program = Program(layouts, plan, knobbed, limits, read().cache, inputs[0].device, ())
     checker = Checker(traced.chain, [Case("", tuple(inputs), sizes)])
     made: list[list[torch.Tensor]] = []
 
@@ -81,6 +91,7 @@ def run(fn: Callable[..., Any], args: Sequence[Any], target: str = "cpu", knobs:
         return made[-1]
 
     verdict = checker.check(call)
+    assert not ahead or all(s.kernel is None or "loaded" not in vars(s.kernel) for s in program.steps), "compiled"
     expected = tuple(checker.expected(0))
     message = verdict.message or _as_eager(fn, args, traced.chain, inputs, sizes, traced.unflatten(made[0]))
     sources = tuple(s.text for s in program.sources if s is not None)

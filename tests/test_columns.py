@@ -11,7 +11,6 @@ from torch import Tensor
 
 from autofuse.errors import Infeasible, LaunchError, UnsupportedOp
 from autofuse.fusion import Fusion, check
-from autofuse.kernels.build import load
 from autofuse.kernels.launch import Kernel
 from autofuse.kernels.layout import Operand, layout_of
 from autofuse.kernels.registry import kind_of
@@ -143,7 +142,7 @@ def test_an_extreme_of_no_rows() -> None:
     task = layouts.task(layouts.fusion.nodes, LIMITS["cpu"])
     kind = kind_of(task)
     source = kind.emit(task, kind.seed(task))
-    kernel = Kernel(task.low, task.layout, source, load(source, read().cache))
+    kernel = Kernel(task.low, task.layout, source, read().cache)
     with pytest.raises(LaunchError, match="over no rows has no value"):
         kernel.bind([torch.empty(0, 24)], [torch.empty(24)], {"s0": 0})
 

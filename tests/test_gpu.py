@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from typer.testing import CliRunner
 
 import autofuse
+from autofuse import settings
+from autofuse.cli import app
+from autofuse.device import limits
+from autofuse.fusion import check
+from autofuse.kernels import artifact
 from autofuse.kernels.mathmode import MODES
+from autofuse.program import Layouts, Program
+from autofuse.trace import trace
+from autofuse.traced import sizes_of
 from examples.entries import CATALOGUE, Entry
 from tests import test_columns as columns
 from tests.kernel_cases import Knobs, data, right, run
@@ -170,6 +181,10 @@ def log_soft(x: torch.Tensor) -> torch.Tensor:
     return torch.log_softmax(x, -1)
 
 
+def rms_silu(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.silu(F.rms_norm(x, (x.shape[-1],), w, 1e-6))
+
+
 def normed(x: torch.Tensor) -> torch.Tensor:
     return F.layer_norm(x, (x.shape[-1],))
 
@@ -214,6 +229,75 @@ def test_more_than_two_to_the_31_elements() -> None:
     del y
     z = autofuse.fuse(tops)(x)
     assert z[-1] == x[-1].max() and not z[:-1].any()
+
+
+AHEAD: dict[str, Knobs] = {
+    **FORMS,
+    "joint": {"form": "joint", "pieces": 8, "num_warps": 8, "rows_per_program": 1},
+    "early": {"overlap": 1},
+}
+
+
+@pytest.mark.parametrize("form", AHEAD)
+@pytest.mark.parametrize("entry", ROWS, ids=lambda e: e.name)
+def test_binaries_built_ahead(entry: Entry, form: str) -> None:
+    for rows, cols in ((37, 8192), (300, 4104)):
+        assert run(entry.fn, entry.case(rows, cols, "bfloat16", DEVICE), "cuda", AHEAD[form], ahead=True).message == ""
+
+
+def test_a_binary_in_a_graph_and_on_another_stream() -> None:
+    x = data(64, 1000).to(DEVICE)
+    traced = trace(soft, (x,))
+    layouts = Layouts(check(traced.chain), (x,), sizes_of(traced, (x,)) or {})
+    here = limits(DEVICE)
+    plan, schedules = layouts.plan(layouts.fusion.fused(), here)
+    cache = settings.read().cache
+    for kernel in (s.kernel for s in Program(layouts, plan, schedules, here, cache, x.device).steps if s.kernel is not None):
+        artifact.write(kernel.source, kernel.low, here.arch, cache)
+    program = Program(layouts, plan, schedules, here, cache, x.device, ())
+    assert all(s.kernel is not None and s.kernel.artifact is not None for s in program.steps)
+    sizes = sizes_of(traced, (x,)) or {}
+    right(soft, (x,), program([x], sizes)[0])
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        out = program([x], sizes)[0]
+    stream.synchronize()
+    right(soft, (x,), out)
+    with torch.cuda.graph(graph):
+        (held,) = program([x], sizes)
+    x.copy_(data(64, 1000, seed=5))
+    graph.replay()
+    torch.cuda.synchronize()
+    right(soft, (x,), held)
+
+
+COLD = """
+import sys, time, torch
+x, w = torch.load(sys.argv[1])
+torch.cuda.synchronize()
+import autofuse
+began = time.perf_counter()
+y = autofuse.load("cold")(x, w)
+torch.cuda.synchronize()
+print("load and first call", round(1e3 * (time.perf_counter() - began)), "ms")
+torch.save(y, sys.argv[2])
+assert not [m for m in ("triton", "sympy", "torch._dynamo", "sqlalchemy") if m in sys.modules]
+"""
+
+
+def test_a_name_is_called_without_triton(tmp_path: Path) -> None:
+    x, w = data(64, 4096, dtype=torch.bfloat16).to(DEVICE), data(4096, dtype=torch.bfloat16, seed=1).to(DEVICE)
+    assert autofuse.tune(rms_silu, [(x, w)], trials=3, seconds=20, name="cold").ok
+    done = CliRunner().invoke(app, ["build"])
+    assert done.exit_code == 0 and ": 1" in done.stderr, done.output
+    torch.save((x, w), tmp_path / "in.pt")
+    for _ in range(2):  # the first one may decompose a norm
+        child = [sys.executable, "-c", COLD, str(tmp_path / "in.pt"), str(tmp_path / "out.pt")]
+        ran = subprocess.run(child, capture_output=True, text=True, check=False, timeout=120)
+        print(ran.stdout)
+    assert ran.returncode == 0, ran.stderr
+    right(rms_silu, (x, w), torch.load(tmp_path / "out.pt"))
 
 
 def test_streams_and_graph_capture() -> None:

@@ -6,6 +6,8 @@ import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +15,10 @@ import torch
 from .. import flat, ops
 from ..chain import Chain
 from ..errors import LaunchError
+from . import build
+from .artifact import Artifact
 from .base import Launch, Source
+from .cuda import launcher
 from .layout import Layout, Operand, bind
 from .lower import Lowered
 
@@ -56,9 +61,17 @@ class Compiled:
 class Kernel:
     """One segment's generated program, ready to run on any row count of its layout."""
 
-    def __init__(self, low: Lowered, layout: Layout, source: Source, loaded: Any) -> None:
-        self.low, self.layout, self.source, self.loaded = low, layout, source, loaded
+    def __init__(self, low: Lowered, layout: Layout, source: Source, cache: Path, artifact: Artifact | None = None) -> None:
+        """Raises BuildError where the source is not built ahead of time and a compiler refuses it."""
+        self.low, self.layout, self.source, self.cache, self.artifact = low, layout, source, cache, artifact
         self.chain: Chain = low.chain
+        if artifact is None:
+            self.loaded  # noqa: B018 - built now, not at the first call
+
+    @cached_property
+    def loaded(self) -> Any:
+        """What the compiler makes of the source. Raises BuildError."""
+        return build.load(self.source, self.cache)
 
     def arguments(
         self, launch: Launch, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
@@ -80,7 +93,7 @@ class Kernel:
         if self.source.target == "cpu":
             (launch,) = self.source.launches
             return self._bind_c(len(inputs), len(outputs), self.arguments(launch, inputs, outputs, sizes))
-        return self._bind_triton(inputs, outputs, sizes)
+        return self._bind_artifact(inputs, outputs, sizes) or self._bind_triton(inputs, outputs, sizes)
 
     def _bind_c(self, inputs: int, outputs: int, scalars: Sequence[int]) -> Run:
         pointers = [f"t{k}.data_ptr()" for k in range(inputs + outputs)]
@@ -169,12 +182,47 @@ class Kernel:
             names |= {f"run{number}": binary.run, f"f{number}": binary.function, f"m{number}": binary.packed_metadata}
             place = ", ".join(f"g{number}_{k}" for k in range(3))
             lines.append(f"run{number}({place}, stream_of(index), f{number}, m{number}, None, None, None, {', '.join(taken)})")
+        return self._run(lines, names, count + len(outputs), work, device)
+
+    def _bind_artifact(
+        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
+    ) -> Run | None:
+        """Each launch of the binaries; None where there are none for such tensors."""
+        if self.artifact is None or any(t.data_ptr() % 16 for t in (*inputs, *outputs)):
+            return None
+        count, index = len(inputs), outputs[0].device.index
+        work = self.workspaces(sizes)
+        names: dict[str, Any] = {"index": index, "stream_of": torch._C._cuda_getCurrentRawStream}
+        lines = []
+        for number, (launch, entry, module) in enumerate(
+            zip(self.source.launches, self.artifact.entries, self.artifact.modules, strict=True)
+        ):
+            grid, scalars = self.grid(launch, outputs, sizes), self.arguments(launch, inputs, outputs, sizes)
+            if any(not -(2**31) <= n < 2**31 for n in scalars):
+                return None
+            if not all(grid):
+                continue
+            taken = [
+                *(f"t{k}" for k in launch.inputs), *(f"t{count + k}" for k in launch.outputs),
+                *(f"w{k}" for k in launch.workspaces),
+            ]  # fmt: skip
+            names[f"run{number}"] = launcher(
+                module.function(index), grid, entry.threads, entry.shared, entry.overlaps, len(taken), scalars, entry.trailing
+            )
+            lines.append(f"run{number}(stream_of(index), {', '.join(f'{t}.data_ptr()' for t in taken)})")
+        return self._run(lines, names, count + len(outputs), work, outputs[0].device)
+
+    def _run(
+        self, lines: list[str], names: dict[str, Any], tensors: int, work: Sequence[tuple[int, torch.dtype]],
+        device: torch.device,
+    ) -> Run:  # fmt: skip
+        """A function of the tensors that launches line by line, with the workspaces that the lines name."""
         if not lines:
             return _nothing
         if work:
             names["workspaces"] = self._workspaces(work, device)
-            lines.insert(0, f"{', '.join(f'w{k}' for k in range(len(work)))}, = workspaces()")
-        arguments = ", ".join(f"t{k}" for k in range(count + len(outputs)))
+            lines = [f"{', '.join(f'w{k}' for k in range(len(work)))}, = workspaces()", *lines]
+        arguments = ", ".join(f"t{k}" for k in range(tensors))
         return flat.function(f"def run({arguments}):\n" + "".join(f"    {line}\n" for line in lines), names)
 
     def _workspaces(self, work: Sequence[tuple[int, torch.dtype]], device: torch.device) -> Callable[[], list[torch.Tensor]]:

@@ -21,7 +21,6 @@ from ..chain import Chain
 from ..cost import bytes_min
 from ..errors import Infeasible, InputError
 from ..fusion import EAGER, Fusion, Plan, Segment
-from ..kernels import build
 from ..kernels.base import Limits, Source
 from ..kernels.launch import Kernel
 from ..kernels.registry import BY_NAME
@@ -141,7 +140,7 @@ class Bench:
         if kind is None or not kind.match(task):
             raise Infeasible(f"{r['kind']} does not make the segment of operations {segment.nodes}")
         source = kind.emit(task, r["knobs"])
-        return Kernel(task.low, task.layout, source, build.load(source, self.cache))
+        return Kernel(task.low, task.layout, source, self.cache)
 
     def _build(self, r: Mapping[str, Any]) -> dict[str, Any]:
         segment = self.fusion.segment(r["nodes"])

@@ -33,6 +33,7 @@ from .records import (
     graphs,
 )  # fmt: skip
 from .sql import run_query
+from .tuned import TunedRecord, tuned
 
 BEST_KEY = ("device_id", "environment_id", "protocol", "workload_id")
 
@@ -249,6 +250,13 @@ class Store:
         """What `reader.Reader.entries` returns, over SQLAlchemy."""
         with reading(self.engine) as connection:
             return entries(connection.execute(queries.entries_statement(chain_key, name, family_uid, arch)))
+
+    def tuned(self, arch: str, device_uid: str | None, chains: Sequence[str] = ()) -> list[TunedRecord]:
+        """The winners on devices of an architecture, or on one, with all that their kernels are made from. Raises
+        InputError for a chain that is not there."""
+        with reading(self.engine) as connection:
+            keys = [key for chain in chains for key in queries.chain_keys(connection, chain)]
+            return tuned(connection, arch, device_uid, keys)
 
     def graph_records(self, name: str) -> list[GraphRecord]:
         """What `reader.Reader.graphs` returns, over SQLAlchemy."""
