@@ -1,100 +1,20 @@
-"""The command `autofuse`. Thin: it reads options, calls the library and prints. Torch, the store and the search are
-imported by the commands that need them, so that `--help` is quick.
-
-Exit codes: 0 done, 1 nothing valid was found, 2 bad input, 130 interrupted.
-"""
+"""Commands that look at a function: tune it, say what its calls run, build its winners."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
-from . import tables
-from .errors import AutofuseError, InputError
+from .. import tables
+from ..errors import InputError
+from .base import BAD_INPUT, INTERRUPTED, NOTHING, TARGET_HELP, Args, Axes, Chains, Device, Dtypes, Json, StoreUrl, app, reading
 
 if TYPE_CHECKING:
-    from .job import Job, Request
-    from .result import Tuned
-    from .store.store import Store
-
-NOTHING, BAD_INPUT, INTERRUPTED = 1, 2, 130
-
-
-class _Group(TyperGroup):
-    """Prints what autofuse raises on purpose as one line; anything else is a bug, and keeps its traceback."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except AutofuseError as error:
-            _fail(error)
-
-
-def _fail(error: AutofuseError) -> NoReturn:
-    typer.echo(f"autofuse: {error}", err=True)
-    raise typer.Exit(BAD_INPUT)
-
-
-app = typer.Typer(
-    name="autofuse",
-    help="Tunes fused kernels for PyTorch functions, and shows what was found.",
-    cls=_Group,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-
-StoreUrl = Annotated[
-    str | None,
-    typer.Option("--store", metavar="URL", help="Result database: a file, sqlite:///FILE or postgresql://... "
-                 "[default: AUTOFUSE_STORE, or a file in the user's data folder]"),
-]  # fmt: skip
-TARGET_HELP = "path.py:function or module:function"
-Args = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--arg",
-        metavar="NAME=SPEC",
-        help="An argument, once for each: x=rows,4096 (extents or axes), "
-        "labels=rows:int64:0..32000 (dtype, range), scale=0.125, n=3:int (Python scalars).",
-    ),
-]
-Axes = Annotated[
-    list[str] | None,
-    typer.Option("--axis", metavar="NAME=N,N,...", help="The extents of an axis that the arguments name."),
-]
-Dtypes = Annotated[
-    list[str] | None,
-    typer.Option("--dtype", metavar="DTYPE,...", help="Dtypes of the arguments that name none [default: float32]"),
-]
-Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda:N [default: the GPU if there is one]")]
-Chains = Annotated[
-    list[str] | None,
-    typer.Option("--chain", metavar="N", help="Only this chain (name, id or the start of its key); may be repeated."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")]
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        from .version import __version__
-
-        typer.echo(f"autofuse {__version__}")
-        raise typer.Exit()
-
-
-@app.callback()
-def common(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """Tunes fused kernels for PyTorch functions, and shows what was found."""
+    from ..job import Job, Request
+    from ..result import Tuned
 
 
 @app.command()
@@ -120,7 +40,7 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Tune a function, or a job file of many, and print what was found."""
-    from .doctor import database_url
+    from ..doctor import database_url
 
     url = database_url(store)
     if from_demand:
@@ -148,8 +68,8 @@ def tune(
 
 def _job(target: str | None, args: list[str], axes: list[str], dtypes: list[str], file: Path | None) -> Job:
     """What the options ask for. Raises InputError, which names the option."""
-    from . import inputs
-    from .job import DTYPE, Job, Request, load
+    from .. import inputs
+    from ..job import DTYPE, Job, Request, load
 
     if target is not None and file is not None:
         raise InputError("name a function or a job file with --job, not both")
@@ -190,11 +110,11 @@ def _job(target: str | None, args: list[str], axes: list[str], dtypes: list[str]
 
 def _place(device: str | None) -> str:
     """The device that is tuned for."""
-    from .device import parse_device
+    from ..device import parse_device
 
     place = str(parse_device(device))
     if place == "cpu":
-        from .kernels import build
+        from ..kernels import build
 
         build.compiler()  # without one nothing could be built: a BuildError says what to do
     return place
@@ -206,9 +126,9 @@ def _run(
     """Tune everything. Also says whether a function of several could not be tuned for a reason that was printed."""
     place = _place(device or job.device)
     prepared = [(request, *_prepare(request, place, seed)) for request in job.requests]  # bad input is told at once
-    from .errors import TraceError
-    from .progress import Reporter
-    from .search.tuner import Tuner
+    from ..errors import TraceError
+    from ..progress import Reporter
+    from ..search.tuner import Tuner
 
     rows: list[Tuned] = []
     failed = False
@@ -237,10 +157,10 @@ def _run_demand(
     url: str, device: str | None, limit: int, trials: int | None, seconds: float | None, seed: int, math: str | None
 ) -> tuple[list[Tuned], bool]:
     """Tune what calls have missed. Also says whether some of it could not be, for a reason that was printed."""
-    from .job import SECONDS, TRIALS
-    from .progress import Reporter
-    from .search.demanded import tune_demand
-    from .search.tuner import Tuner
+    from ..job import SECONDS, TRIALS
+    from ..progress import Reporter
+    from ..search.demanded import tune_demand
+    from ..search.tuner import Tuner
 
     place = _place(device)
     with Reporter() as report, Tuner(url) as tuner:
@@ -251,8 +171,8 @@ def _run_demand(
 
 def _hint(request: Request) -> str:
     """Beside an error of the trace: arguments of an extent that no other has may have been meant as Python numbers."""
-    from . import functions
-    from .inputs import TensorSpec
+    from .. import functions
+    from ..inputs import TensorSpec
 
     tensors = {key: spec for key, spec in request.args if isinstance(spec, TensorSpec)}
     known = {n for _, values in request.axes for n in values}
@@ -266,7 +186,7 @@ def _hint(request: Request) -> str:
 
 def _prepare(request: Request, device: str, seed: int) -> tuple[Any, Any]:
     """The function and its cases. Raises InputError."""
-    from . import functions, inputs
+    from .. import functions, inputs
 
     try:
         fn = functions.load_function(request.function, request.folder)
@@ -277,13 +197,6 @@ def _prepare(request: Request, device: str, seed: int) -> tuple[Any, Any]:
     except InputError as error:
         raise InputError(f"{request.where}{error}") from error
     return fn, inputs.Cases(specs, device, seed)
-
-
-def _reading(store: str | None) -> Store:
-    from .doctor import database_url
-    from .store.store import Store
-
-    return Store.open(database_url(store), read_only=True)
 
 
 @app.command()
@@ -297,9 +210,9 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """What calls of a function would run, and why; runs nothing."""
-    from .device import parse_device
-    from .dispatch import Fused
-    from .doctor import database_url
+    from ..device import parse_device
+    from ..dispatch import Fused
+    from ..doctor import database_url
 
     wanted = _job(target, arg or [], axis or [], dtype or [], None)
     place = str(parse_device(device))
@@ -307,21 +220,6 @@ def explain(
     own = fn if isinstance(fn, Fused) else Fused(fn)
     fused = Fused(own.fn, database_url(store), own.name)
     tables.show_explained([fused.explain(*case) for case in cases], as_json)
-
-
-@app.command()
-def export(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The database to make.")],
-    chain: Chains = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
-    store: StoreUrl = None,
-) -> None:
-    """Write the winners into a single file, to be shipped."""
-    from .store.export import export as write
-
-    with _reading(store) as opened:
-        count = write(opened, file, chain or (), force=force)
-    typer.echo(f"winners written to {file}: {count}", err=True)
 
 
 @app.command()
@@ -334,10 +232,10 @@ def build(
     store: StoreUrl = None,
     device: Device = None,
 ) -> None:
-    """Build the winners' kernels ahead of time, so that no call waits for a compiler."""
-    from . import settings
-    from .ahead import build_winners
-    from .device import default_device, describe, parse_device
+    """Build the winners' kernels ahead, so that no call waits."""
+    from .. import settings
+    from ..ahead import build_winners
+    from ..device import default_device, describe, parse_device
 
     if arch is not None and device is not None:
         raise InputError("--arch does not go with --device: give one")
@@ -345,7 +243,7 @@ def build(
         raise InputError(f"{arch!r} is no architecture: write it as sm_90")
     here = None if arch is not None else describe(str(parse_device(device or default_device())))
     folder = (out or settings.read().cache).expanduser().absolute()
-    with _reading(store) as opened:
+    with reading(store) as opened:
         built, failed = build_winners(
             opened, folder, arch or (here.arch if here else ""), here.uid if here else None, chain or (),
             lambda text: typer.echo(text, err=True),
@@ -353,88 +251,3 @@ def build(
     typer.echo(f"winners built into {folder}: {built}", err=True)
     if failed:
         raise typer.Exit(NOTHING)
-
-
-@app.command()
-def best(store: StoreUrl = None, as_json: Json = False) -> None:
-    """The winners: one line for each workload, device and environment."""
-    with _reading(store) as opened:
-        tables.show_rows(opened.best(), tables.BEST, as_json)
-
-
-@app.command()
-def history(
-    chain: Annotated[
-        str | None,
-        typer.Option("--chain", metavar="N", help="Only of this chain: its name, id or the start of its key"),
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="How many.")] = 100,
-    store: StoreUrl = None,
-    as_json: Json = False,
-) -> None:
-    """The newest trials, failed ones with their reason, newest first."""
-    with _reading(store) as opened:
-        tables.show_rows(opened.history(chain, limit), tables.HISTORY, as_json)
-
-
-@app.command()
-def demand(
-    device: Annotated[str | None, typer.Option("--device", help="Only of cpu or cuda:N [default: any]")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="How many.")] = 100,
-    store: StoreUrl = None,
-    as_json: Json = False,
-) -> None:
-    """What was called without being tuned, by the time lost.
-
-    Programs that run with AUTOFUSE_DEMAND=1 write it.
-    """
-    uid = None
-    if device is not None:
-        from .device import describe, parse_device
-
-        uid = describe(str(parse_device(device))).uid
-    with _reading(store) as opened:
-        rows = [{k: v for k, v in row.items() if k != "graph"} for row in opened.demand(uid, limit)]
-    tables.show_rows(rows, tables.DEMAND, as_json)
-
-
-@app.command()
-def show(
-    trial: Annotated[int, typer.Argument(metavar="TRIAL", help="A number that `autofuse history` prints.")],
-    store: StoreUrl = None,
-    as_json: Json = False,
-) -> None:
-    """All about one trial: times, errors, knobs, its run."""
-    with _reading(store) as opened:
-        tables.show_record(opened.show_trial(trial), as_json)
-
-
-@app.command()
-def sql(
-    query: Annotated[str, typer.Argument(metavar="SELECT", help="One reading statement, over the tables and v_ views.")],
-    store: StoreUrl = None,
-    as_json: Json = False,
-) -> None:
-    """Run a query of your own. The database itself refuses to write."""
-    with _reading(store) as opened:
-        tables.show_result(*opened.query(query), as_json)
-
-
-@app.command()
-def doctor(store: StoreUrl = None, as_json: Json = False) -> None:
-    """What this machine can do, and what to do about what it lacks."""
-    from .doctor import examine, usable
-
-    checks = examine(store)
-    tables.show_checks(checks, as_json)
-    if not usable(checks):
-        raise typer.Exit(NOTHING)
-
-
-def main() -> None:
-    """The console script."""
-    app(prog_name="autofuse")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,5 @@
+"""`python -m autofuse.cli`."""
+
+from . import main
+
+main()
