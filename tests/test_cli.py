@@ -52,6 +52,9 @@ def run() -> Run:
     return invoke
 
 
+ROOT = str(Path(__file__).parents[1])
+
+
 @pytest.fixture
 def filled(home: Path) -> Path:
     with Store.open(f"sqlite:///{home / 'results.db'}") as store:
@@ -60,9 +63,8 @@ def filled(home: Path) -> Path:
 
 
 def subprocess_run(*words: str, code: str = "") -> subprocess.CompletedProcess[str]:
-    root = str(Path(cli.__file__).parents[2])
     command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "autofuse.cli", *words]
-    env = {**os.environ, "PYTHONPATH": root}
+    env = {**os.environ, "PYTHONPATH": ROOT}
     return subprocess.run(command, capture_output=True, text=True, env=env, check=False, timeout=120)
 
 
@@ -487,10 +489,9 @@ def test_the_command_as_a_process(filled: Path) -> None:
 
 
 def test_a_reader_that_leaves_is_no_error(filled: Path) -> None:
-    root = str(Path(cli.__file__).parents[2])
     long = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 50000) SELECT * FROM n"
     command = f"set -o pipefail; {sys.executable} -m autofuse.cli sql '{long}' | head -1"
-    env = {**os.environ, "PYTHONPATH": root}
+    env = {**os.environ, "PYTHONPATH": ROOT}
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env, check=False, timeout=120)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "i", "")
 
@@ -502,7 +503,7 @@ def test_a_terminal_gets_a_live_bar(search: Search) -> None:
         "  time.sleep(0.3)\n  r.note('a line that stays')\n"
     )
     leader, follower = pty.openpty()
-    env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1]), "TERM": "xterm", "COLUMNS": "160"}
+    env = {**os.environ, "PYTHONPATH": ROOT, "TERM": "xterm", "COLUMNS": "160"}
     process = subprocess.Popen([sys.executable, "-c", code], stderr=follower, stdout=subprocess.PIPE, env=env)
     os.close(follower)
     seen = b""
@@ -544,7 +545,7 @@ def test_a_function_that_is_no_chain(home: Path) -> None:
 
 def test_ctrl_c_ends_a_job_with_what_it_has(home: Path) -> None:
     command = [sys.executable, "-m", "autofuse.cli", *REAL, "--trials", "100000", "--seconds", "100"]
-    env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    env = {**os.environ, "PYTHONPATH": ROOT}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True)
     assert process.stderr is not None
     for line in process.stderr:
